@@ -54,13 +54,15 @@ dev: setup ## Run an app with auto-reload (ARGS=jobs:app)
 check: setup ## Check style, types and architecture
 	$(BIN)/ruff check $(CODE) scripts
 	$(BIN)/ruff format --check $(CODE) scripts
-	$(BIN)/mypy $(CODE) scripts/generate_types.py
+	$(BIN)/mypy $(CODE) scripts/generate_types.py scripts/generate_client.py
 	$(BIN)/python scripts/generate_types.py --check
+	$(BIN)/python scripts/generate_client.py --check
 	$(BIN)/pytest -q tests/tidy
 
 .PHONY: types
-types: $(READY) ## Generate the dashboard's TypeScript types from the OpenAPI document
+types: $(READY) ## Generate the dashboard's TypeScript types and calls of the client from the operations
 	@$(BIN)/python scripts/generate_types.py
+	@$(BIN)/python scripts/generate_client.py
 
 .PHONY: format
 format: setup ## Format the code and fix what ruff can fix

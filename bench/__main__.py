@@ -56,7 +56,7 @@ STORES: Final = ("postgresql", "sqlite")
 
 
 def arguments() -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure Headway against the bare database.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which benchmarks: {', '.join(BENCHES)} (all)")
     parser.add_argument("--store", action="append", choices=STORES, help="on which database (both)")
@@ -91,7 +91,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run what was asked for; return the exit code."""
+    """Run the selected benchmarks; return the exit code."""
     given = arguments()
     if in_memory(given.folder):
         print(f"warning: {given.folder} is in memory; use --folder on a disk for figures that count", file=sys.stderr)

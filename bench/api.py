@@ -1,12 +1,12 @@
-"""api: the status API in a process of its own, asked by this one.
+"""api: the HTTP API in its own process, with requests from this one.
 
     get       GET /api/jobs/{id} of many jobs, against a hello-world of the same framework on the same server, each at
               its best number of connections
     enqueue   POST /api/jobs, one at a time and several, against `task.enqueue` in this process
-    follow    very many followers of some jobs that run: is every end told to all, how late, with how much memory
+    follow    very many followers of some running jobs: does every end reach all of them, how late, with how much memory
     progress  a thousand progress updates a second from workers through the store to followers; no end may be missing
 
-The one who asks shares the machine with the one who answers, on both sides of a comparison alike.
+Client and server share the machine, on both sides of a comparison.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ async def measure(run: Run) -> list[Figure]:
 
 @contextlib.asynccontextmanager
 async def _server(*command: str) -> AsyncIterator[tuple[int, Watched]]:
-    """Start a server that says where it listens; return its port."""
+    """Start a server that prints its address; return its port."""
     process = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=PIPE, stdout=DEVNULL, limit=1 << 20)
     assert process.stderr is not None
     try:
@@ -78,7 +78,7 @@ def api_server(url: str) -> Any:
 
 
 def hello() -> None:
-    """Be the framework's hello-world, on the server that the API has."""
+    """Run the framework's hello-world on the server that the API uses."""
     import uvicorn
     from starlette.applications import Starlette
     from starlette.responses import JSONResponse
@@ -126,7 +126,7 @@ def _post(path: str, body: object) -> bytes:
 
 
 async def _rate(port: int, requests: Callable[[int], bytes], count: int, connections: int) -> float:
-    """Send so many requests over so many connections; return how many a second were answered."""
+    """Send requests over several connections; return the responses per second."""
     numbers = iter(range(count))
 
     async def ask() -> None:
@@ -192,7 +192,7 @@ async def _enqueues(place: Place, run: Run) -> list[Figure]:
 
 
 async def _enqueued(place: Place, run: Run, at_once: int) -> tuple[list[float], list[float]]:
-    """Hand in jobs over so many connections, and by so many callers in this process; return both rates."""
+    """Enqueue jobs over several connections, and by several callers in this process; return both rates."""
     count = run.size(1_000, 50)
     ours, theirs = [], []
     async with database(place) as url, open_app(url) as app, api_server(url) as (port, _):
@@ -214,7 +214,7 @@ async def _enqueued(place: Place, run: Run, at_once: int) -> tuple[list[float], 
 
 
 class _Follower(asyncio.Protocol):
-    """One connection with a stream of events, read as cheaply as possible: what counts is the server's work."""
+    """One connection with an event stream, read as cheaply as possible, since the server's work is measured."""
 
     def __init__(self, job_id: str, heard: Callable[[str, bytes], None]) -> None:
         self._request = _get(f"/api/jobs/{job_id}/events").replace(
@@ -232,7 +232,7 @@ class _Follower(asyncio.Protocol):
 
 
 async def follow_all(port: int, job_ids: list[str], count: int, heard: Callable[[str, bytes], None]) -> list[Any]:
-    """Follow jobs, so many times in all; return the connections."""
+    """Open this many followers of the jobs; return the connections."""
     loop = asyncio.get_running_loop()
     opened = []
     for number in range(count):
@@ -244,7 +244,7 @@ async def follow_all(port: int, job_ids: list[str], count: int, heard: Callable[
 
 @contextlib.asynccontextmanager
 async def work(url: str, concurrency: int) -> AsyncIterator[Headway]:
-    """Have a worker, and an app to enqueue with."""
+    """Run a worker, and yield an app to enqueue with."""
     async with open_app(url) as app, worker_command(url, "--concurrency", concurrency):
         yield app
 

@@ -1,4 +1,4 @@
-"""The bare database: the least that its driver must be told to write the same rows.
+"""The bare database: the cheapest way to write the same rows with its driver.
 
 No checks, no fence, no wake-ups, no JSON, no thread: prepared values, the cheapest statement that takes them, commit.
 PostgreSQL has two cheap ways to insert many rows, COPY and arrays with `unnest`; both are measured, and the faster one
@@ -24,7 +24,7 @@ class Rows:
     records: tuple[Record, ...]
 
     def column(self, name: str) -> int:
-        """Return the place of a column."""
+        """Return the index of a column."""
         return self.columns.index(name)
 
     def slice(self, start: int, stop: int) -> "Rows":
@@ -34,7 +34,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What one transaction of the scheduler wrote: advanced schedules, decisions, jobs."""
+    """The rows of one transaction of the scheduler: advanced schedules, decisions, jobs."""
 
     schedules: Rows
     occurrences: Rows
@@ -42,7 +42,7 @@ class Batch:
 
 
 class Bare(Protocol):
-    """A connection that is told what to write, and nothing else."""
+    """A bare connection for writing rows."""
 
     async def read(self, table: str, order: str) -> Rows:
         """Read a whole table."""
@@ -53,7 +53,7 @@ class Bare(Protocol):
         ...
 
     async def know(self, *tables: str) -> None:
-        """Learn what inserting needs to know of the tables, before the time counts."""
+        """Prepare inserts into the tables, before the time counts."""
         ...
 
     async def insert(self, rows: Rows, way: str) -> None:
@@ -82,7 +82,7 @@ def _picked(rows: Rows, names: Sequence[str]) -> list[Record]:
 
 
 class BarePostgres:
-    """asyncpg and nothing else."""
+    """asyncpg without Headway."""
 
     def __init__(self, connection: asyncpg.Connection) -> None:
         self._connection = connection
@@ -90,7 +90,7 @@ class BarePostgres:
 
     @classmethod
     async def connect(cls, url: str) -> Self:
-        """Connect, with nothing said to the server."""
+        """Connect with default settings."""
         return cls(await asyncpg.connect(url))
 
     async def read(self, table: str, order: str) -> Rows:
@@ -174,7 +174,7 @@ class BareSqlite:
         self._connection.execute(text)
 
     async def know(self, *tables: str) -> None:
-        """Nothing: a value brings its type along."""
+        """Do nothing: values carry their types."""
 
     async def insert(self, rows: Rows, way: str) -> None:
         """Insert rows in one transaction."""

@@ -1,13 +1,12 @@
 """One cell: a store with very many schedules, and a scheduler that decides them on virtual time.
 
-Everything but the clock is the product: the store (SQLite in memory), the statements, the scheduler, the planner, the
-fence. Time goes on by the processor time that all of this takes, and jumps over the rests. So lateness is what a
-scheduler would have that shares one core with its store; a disk, a network and other users of the database are not in
-it.
+Everything but the clock is the real code: the store (SQLite in memory), the statements, the scheduler, the planner, the
+fencing. Time advances by the CPU time that all of this takes, and jumps over the rests. So the lateness is that of a
+scheduler that shares one core with its store, without disk, network and other users of the database.
 
-The schedules are those of a big house: a few every minute, some every quarter of an hour, many every hour, most once a
-day, in eight time zones. Half of them are due on the full hour or quarter, as people write them; the others are spread.
-The window begins half a minute before midnight UTC: the worst hour.
+The schedules are those of a large company: a few every minute, some every quarter of an hour, many every hour, most
+once a day, in eight time zones. Half of them are due on the full hour or quarter, as people write them; the others are
+spread. The window starts half a minute before midnight UTC, the worst hour.
 
 python -m bench.cell SCHEDULES SECONDS      is that process; it prints what it found as JSON
 """
@@ -44,20 +43,20 @@ SPREAD: Final = (3, 8, 14, 19, 26, 34, 41, 47, 52, 58)
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What one cell came to."""
+    """The result of one cell."""
 
     schedules: int
     decisions: int
     busy_s: float
-    peak: int  # So many were due at midnight.
-    peak_s: float  # And so late was the last of them.
+    peak: int  # The number due at midnight.
+    peak_s: float  # The lateness of the last of them.
     late_median_s: float
     memory_mb: float
     schedule_bytes: float
 
 
 def mix() -> Iterator[tuple[Trigger, float]]:
-    """Yield triggers, each with the part of all schedules that has it."""
+    """Yield triggers, each with its share of all schedules."""
     zones = cycle(ZONES)
     yield Cron("* * * * *", next(zones)), EVERY_MINUTE
     for every, pattern in ((EVERY_QUARTER, "{}/15 * * * *"), (EVERY_HOUR, "{} * * * *")):
@@ -89,7 +88,7 @@ class Cell:
         return time.process_time() - self._began + self._skipped_s
 
     async def fill(self, schedules: int) -> None:
-        """Have that many schedules, all before the window begins."""
+        """Create this many schedules before the window begins."""
         await migrate(self.store.driver)
         for number, (trigger, part) in enumerate(mix()):
             self._began = time.process_time()
@@ -101,7 +100,7 @@ class Cell:
         self.connection.raw.execute("analyze")
 
     async def run(self, seconds: float) -> float:
-        """Decide for so long; return how many seconds of it the processor was busy."""
+        """Decide for this long; return the seconds of CPU time."""
         held = await self.store.leases.acquire(["scheduler/0"], holder="cell", holder_name="cell", duration=LEASE)
         fencing = LeaderFencing(1, lambda: {lease.name: lease for lease in held}, "cell", lambda _: None)
         scheduler = Scheduler(self.store.ledger, fencing, clock=self.clock, poll=SECOND)
@@ -111,7 +110,7 @@ class Cell:
         return self._elapsed_s() - self._skipped_s
 
     def one(self, question: str) -> float:
-        """Ask the store for one number."""
+        """Query one number."""
         return float(self.connection.raw.execute(question).fetchone()[0] or 0)
 
 

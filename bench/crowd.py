@@ -9,12 +9,13 @@ from typing import Final
 
 from headway.core.clock import wall_now
 from headway.core.instants import SECOND, Instant, to_datetime
+from headway.core.schedule_names import ScheduleRef
 from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import Cron, Every, Trigger
 from headway.core.zones import zone
 from headway.store import Store
+from headway.store.schedules import in_pieces
 
-PUT_AT_ONCE: Final = 2_000
 ZONES: Final = (
     "UTC",
     "Europe/Berlin",
@@ -43,20 +44,21 @@ def triggers(at: Instant) -> Iterator[Trigger]:
             yield Every("1h", at)
 
 
-def specs(count: int, at: Instant, prefix: str) -> dict[str, ScheduleSpec]:
+def specs(count: int, at: Instant, prefix: str) -> dict[ScheduleRef, ScheduleSpec]:
     """Make schedules that are all due at one instant."""
     return {
-        f"{prefix}-{number:07d}": ScheduleSpec.build(task="report", trigger=trigger, args={"tenant_id": number})
+        ScheduleRef("default", f"{prefix}-{number:07d}"): ScheduleSpec.build(
+            task="report", trigger=trigger, args={"tenant_id": number}
+        )
         for number, trigger in enumerate(islice(triggers(at), count))
     }
 
 
 async def gather(store: Store, count: int, *, lead_s: float, prefix: str = "crowd") -> Instant:
-    """Put a crowd into the store that is due `lead_s` from now; return that instant."""
+    """Create a crowd that is due in `lead_s` seconds; return that instant."""
     at = (wall_now() // SECOND + 1) * SECOND + round(lead_s * SECOND)
-    crowd = list(specs(count, at, prefix).items())
-    for start in range(0, count, PUT_AT_ONCE):
-        await store.schedules.put_new(dict(crowd[start : start + PUT_AT_ONCE]))
+    for piece in in_pieces(specs(count, at, prefix)):
+        await store.schedules.put_many(piece)
     if wall_now() > at - SECOND // 2:
         raise TooLate(f"{count} schedules were not put within {lead_s:g} s")
     return at

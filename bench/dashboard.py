@@ -1,11 +1,11 @@
-"""dashboard: how soon somebody sees something, in a real browser, with a full store behind it.
+"""dashboard: how fast pages appear in a real browser, with a full store.
 
-    paint    from the address to the first useful paint, in a browser that has never been there
+    paint    from navigation to the first useful paint, in a browser with an empty cache
     filter   from the last key or click to the rows that are left, on the lists of jobs and of schedules
 
-The store has a hundred thousand jobs and ten thousand schedules with twenty decisions each, loaded by bulk SQL. Nothing
-runs beside it: who asks, who answers and the database share the machine. What is measured the page itself measures, by
-the clock of the browser, up to the frame that shows it.
+The store has a hundred thousand jobs and ten thousand schedules with twenty decisions each, loaded by bulk SQL.
+Browser, server and database share the machine, and nothing else runs. The page itself measures, by the clock of the
+browser, up to the frame that shows the result.
 """
 
 import sys
@@ -68,7 +68,7 @@ select name, created_at - n * {DAY}, 1, case n % 5 when 0 then 'skipped' else 'f
 from headway_schedules, numbers
 """
 
-# Name: page, and what is there once it is useful.
+# Name: page, and a selector that matches once it is useful.
 PAINTS: Final = {
     "Now": ("", ".health .signs"),
     "Jobs": ("jobs", "tbody tr:nth-child(50) .badge"),
@@ -81,7 +81,7 @@ _TYPE: Final = """const field = document.querySelector("[data-filter]");
   field.value = "%s";
   field.dispatchEvent(new Event("input", {bubbles: true}));
 """
-# Name: page, what somebody does there, and what the rows are like afterwards.
+# Name: page, the user's action, and the expected rows.
 FILTERS: Final = {
     "jobs by state": (
         "jobs",
@@ -131,7 +131,7 @@ _FILTERED: Final = """() => new Promise(async (done) => {
 
 
 async def measure(run: Run) -> list[Figure]:
-    """Measure both databases; nothing where there is no browser."""
+    """Measure both databases; skip without a browser."""
     try:
         program = find_browser()
         require_build()
@@ -169,7 +169,7 @@ async def _measure_on(place: Place, run: Run, browser: Browser) -> list[Figure]:
 
 
 async def _open(browser: Browser) -> tuple[Any, Page]:
-    """Open a browser that has never been anywhere."""
+    """Open a browser with an empty profile."""
     context = await browser.new_context(viewport={"width": 1280, "height": 720})
     page = await context.new_page()
     page.set_default_timeout(PATIENCE_MS)
@@ -177,7 +177,7 @@ async def _open(browser: Browser) -> tuple[Any, Page]:
 
 
 async def _painted(browser: Browser, address: str, selector: str) -> float:
-    """Return the milliseconds from the navigation until something is to be seen."""
+    """Return the milliseconds from the navigation to the first useful paint."""
     context, page = await _open(browser)
     try:
         await context.add_init_script(_SEEN % selector)
@@ -189,7 +189,7 @@ async def _painted(browser: Browser, address: str, selector: str) -> float:
 
 
 async def _filtered(browser: Browser, address: str, script: str) -> float:
-    """Return the milliseconds from what somebody does until the list shows it."""
+    """Return the milliseconds from the user's action until the list shows its result."""
     context, page = await _open(browser)
     try:
         await page.goto(address)

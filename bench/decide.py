@@ -1,6 +1,6 @@
 """decide: very many schedules are due at one instant. How long until every one of them is decided?
 
-Headway: a scheduler node, running and idle, meets the instant; time counts from the instant itself until the last
+Headway: an idle scheduler node reaches the instant; time counts from the instant itself until the last
 decision is committed. Bare: the same rows (schedules advanced, decisions, jobs), in the same batches.
 """
 
@@ -50,7 +50,7 @@ async def _repetition(place: Place, count: int) -> Pair:
 
 
 async def _headway(url: str, count: int) -> tuple[float, list[list[str]]]:
-    """Let a node decide a crowd; return the seconds from its instant on, and the names in each transaction."""
+    """Let a node decide a crowd; return the seconds since its instant, and the names in each transaction."""
     async with opened(url) as (store, clock):
         at = await crowd.gather(store, count, lead_s=1.0 + count * LEAD_S_PER_SCHEDULE)
         return await decided_by_node(store, clock, count, at)
@@ -59,7 +59,7 @@ async def _headway(url: str, count: int) -> tuple[float, list[list[str]]]:
 async def decided_by_node(
     store: Store, clock: Clock, count: int, since: Instant, settings: Settings = NODE
 ) -> tuple[float, list[list[str]]]:
-    """Run a scheduler node until it has decided so many schedules; return the seconds since an instant."""
+    """Run a scheduler node until it has decided this many schedules; return the seconds since an instant."""
     names: list[list[str]] = []
     done = asyncio.Event()
     finished = 0.0

@@ -1,11 +1,11 @@
-"""drain: a backlog of no-op jobs is worked off. How many a second, all completions committed?
+"""drain: throughput of a backlog of no-op jobs, with all completions committed.
 
 Jobs are enqueued first, then the workers start. The time counts from the start of the first body, so that starting
-interpreters is left out, until an outside look at the store finds every completion committed; a peer whose store keeps
-no completions ends with the start of its last body. Every contestant runs with one and with two worker processes (for
-Headway: worker commands, each a supervisor with its children), and the better number counts. Machines have their moods:
-Headway is measured before and after each peer, and its mean is what the peer is compared with; and what was measured
-while others used the machine is measured again. The bare side is the batch limit.
+interpreters is left out, until a separate connection finds every completion committed; for a peer whose store keeps no
+completions, until the start of its last body. Every contestant runs with one and with two worker processes (for
+Headway: worker commands, each a supervisor with its children), and the better result counts. The speed of a machine
+varies: Headway is measured before and after each peer, and the mean is compared with the peer; rounds during which
+other processes used the machine are repeated. The bare side is the batch limit.
 """
 
 import sys
@@ -28,7 +28,7 @@ ROUNDS_MAX: Final = 3
 
 @dataclass(slots=True)
 class _Against:
-    """A rival, and the rates of the rounds: its own with so many workers, and Headway's just before and after."""
+    """A peer and the rates of the rounds: its own by number of workers, and Headway's just before and after."""
 
     rival: Contestant
     ours: list[float] = field(default_factory=list)
@@ -67,7 +67,7 @@ async def _measure_on(place: Place, run: Run, grounds: Grounds) -> list[Figure]:
 async def _compete(
     contest: _Against, own: Contestant, grounds: Grounds, run: Run, workers: int, before: float
 ) -> float:
-    """Measure a rival, then Headway again; return Headway's rate. A rival that fails is said to, and left out."""
+    """Measure a peer, then Headway again; return Headway's rate. A peer that fails is reported and left out."""
     try:
         found = {count: await _rate(contest.rival, grounds, run, count) for count in WORKERS}
     except Failed as error:
@@ -81,7 +81,7 @@ async def _compete(
 
 
 async def _rate(contestant: Contestant, grounds: Grounds, run: Run, workers: int) -> float:
-    """Measure once; again, a few times at most, while others use the machine."""
+    """Measure; repeat, a few times at most, while other processes use the machine."""
     jobs = min(JOBS_MAX, run.size(contestant.pace * LENGTH_S, 200))
     found: list[Drained] = []
     while len(found) < run.size(TRIES_MAX, 1) and not (found and found[-1].disturbed <= DISTURBED_MAX):
@@ -95,7 +95,7 @@ async def _rate(contestant: Contestant, grounds: Grounds, run: Run, workers: int
 
 
 async def drain(contestant: Contestant, grounds: Grounds, jobs: int, workers: int) -> Drained:
-    """Let a contestant work off a backlog, with so many worker processes."""
+    """Let a contestant drain a backlog with this many worker processes."""
     async with stage(contestant, grounds) as its:
         await its.run("enqueue", jobs)
         for _ in range(workers):
@@ -104,7 +104,7 @@ async def drain(contestant: Contestant, grounds: Grounds, jobs: int, workers: in
 
 
 def _figure(place: Place, contest: _Against) -> Figure:
-    """Compare with the number of workers that suits the rival best."""
+    """Compare with the number of workers that is best for the peer."""
     best = max(WORKERS, key=lambda workers: median(contest.theirs[workers]))
     what = f"against {contest.rival.name}, {_workers(best)}"
     target = _target(place, contest.rival)

@@ -1,4 +1,4 @@
-"""enqueue: jobs handed in one by one and in bulk, as a user's program does it.
+"""enqueue: jobs enqueued one by one and in bulk, as a user's program does it.
 
 Headway: `task.enqueue` and `task.enqueue_many`, from Python arguments to an acknowledged commit. Bare: rows made
 beforehand, inserted into the same table with the same indexes; one by one by a prepared statement, in bulk by COPY or
@@ -89,7 +89,7 @@ class _Sides:
         return await self._in_turn(count, enqueue)
 
     async def _in_turn(self, count: int, enqueue: Callable[[], Awaitable[None]]) -> Pair:
-        """Measure both sides a few at a time, since a disk has its moods."""
+        """Measure both sides alternately in small batches, since the speed of a disk varies."""
         headway_s = bare_s = 0.0
         for _ in range(count // SINGLES_IN_TURN):
             rows = await self._like_the_last(SINGLES_IN_TURN)

@@ -1,4 +1,4 @@
-"""Figures: what a benchmark found, as a line of a table for people and as a line of JSON for programs."""
+"""Figures: the results of a benchmark, as a table row for people and as a line of JSON for programs."""
 
 import json
 import operator
@@ -18,7 +18,7 @@ _HOLDS: Final[dict[str, Callable[[float, float], bool]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a figure should be, such as `< 2`; `of_ratio` when its ratio to the other side is meant."""
+    """The target of a figure, such as `< 2`; with `of_ratio` it applies to the ratio to the other side."""
 
     sign: str
     value: float
@@ -66,7 +66,7 @@ class Pair:
 
     @property
     def ratio(self) -> float:
-        """Headway's speed as a part of the bare database's."""
+        """Headway's speed relative to the bare database."""
         return self.bare_s / self.headway_s
 
 
@@ -77,7 +77,7 @@ def seconds(
     pairs: Sequence[Pair],
     target: Target | None = None,
 ) -> Figure:
-    """Sum up how long something takes."""
+    """Summarise durations."""
     times = [pair.headway_s for pair in pairs]
     return Figure(
         bench=bench,
@@ -101,7 +101,7 @@ def rate(
     pairs: Sequence[Pair],
     target: Target | None = None,
 ) -> Figure:
-    """Sum up how many a second there are when a repetition does `count` of them."""
+    """Summarise rates, with `count` items per repetition."""
     rates = [count / pair.headway_s for pair in pairs]
     return Figure(
         bench=bench,
@@ -126,7 +126,7 @@ def compared(
     unit: str,
     target: Target | None = None,
 ) -> Figure:
-    """Sum up values and those of the other side from the same rounds; the ratio is ours to theirs."""
+    """Summarise values and those of the other side from the same rounds; the ratio is ours to theirs."""
     return Figure(
         bench=bench,
         store=store,
@@ -149,7 +149,7 @@ def plain(
     unit: str,
     target: Target | None = None,
 ) -> Figure:
-    """Sum up values that stand for themselves."""
+    """Summarise values without a comparison."""
     return Figure(
         bench=bench,
         store=store,
@@ -163,13 +163,13 @@ def plain(
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the value that this percentage of the values does not exceed."""
+    """Return a percentile."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, round(percent / 100 * (len(ordered) - 1)))]
 
 
 def number(value: float | None) -> str:
-    """Write a number as briefly as its size allows."""
+    """Format a number briefly."""
     if value is None:
         return ""
     if abs(value) >= 100:
@@ -181,7 +181,7 @@ HEADINGS: Final = ("bench", "store", "what", "measured", "range", "other", "rati
 
 
 def line(figure: Figure) -> tuple[str, ...]:
-    """Write a figure as the cells of a table's line."""
+    """Format a figure as the cells of a table row."""
     spread = f"{number(figure.low)}-{number(figure.high)}" if figure.low != figure.high else ""
     verdict = {None: "", True: "ok", False: "MISSED"}[figure.is_met]
     return (
@@ -198,7 +198,7 @@ def line(figure: Figure) -> tuple[str, ...]:
 
 
 def table(figures: Iterable[Figure]) -> str:
-    """Write figures as a table of plain text."""
+    """Format figures as a plain-text table."""
     lines = [HEADINGS, *(line(figure) for figure in figures)]
     widths = [max(len(cells[column]) for cells in lines) for column in range(len(HEADINGS))]
     right = {3, 4, 5, 6}

@@ -2,7 +2,7 @@
 
 Two databases: one empty, one with a million finished and a hundred thousand scheduled jobs, loaded by bulk SQL. In turn
 in both: enqueue one by one and in bulk, and claim. The other side is the empty one, and the ratio is the slowdown.
-Then a look at the claim over the drain of a whole backlog, since dead entries pile up at the head of its index.
+Then claims are measured while a whole backlog is drained, since dead entries pile up at the head of its index.
 """
 
 import time
@@ -79,7 +79,7 @@ async def _load(place: Place, run: Run) -> list[Figure]:
     async with AsyncExitStack() as stack:
         empty = await _side(stack, place, 0, 0)
         loaded = await _side(stack, place, finished, future)
-        for side in (empty, loaded):  # Once without counting: connections, prepared statements, caches.
+        for side in (empty, loaded):  # Warm-up: connections, prepared statements, caches.
             await _round(side)
             side.single_ms.clear()
             side.bulk_ms.clear()
@@ -105,7 +105,7 @@ async def _side(stack: AsyncExitStack, place: Place, finished: int, future: int)
             await _multiply(bare, source.id, FINISHED, finished)
             await _multiply(bare, source.id, FUTURE, future)
             await bare.execute(f"delete from headway_jobs where id = '{source.id}'")
-        # In PostgreSQL also cleaned up and written out, lest the server do so while it is being measured.
+        # In PostgreSQL also VACUUM and CHECKPOINT, so that they do not run during the measurement.
         for statement in ("vacuum analyze", "checkpoint") if place.name == "postgresql" else ("analyze",):
             await bare.execute(statement)
     finally:

@@ -1,4 +1,4 @@
-"""idle: what does a scheduler cost that has nothing to do, and how late is it when something comes up?
+"""idle: the cost of an idle scheduler, and its lateness when an instant comes due.
 
 The cost is the processor time of a scheduler process, not of the database server. Lateness is the time from an instant
 to the store's time in the statement that records its decision, for single instants at odd times.
@@ -15,8 +15,10 @@ from bench.places import Place, Run, database, opened
 from bench.process import scheduler_process
 from headway.core.clock import wall_now
 from headway.core.instants import SECOND, to_datetime
+from headway.core.schedule_names import ScheduleRef
 from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import At, Cron, Every
+from headway.store.schedules import in_pieces
 
 SETTLE_S: Final = 3.0
 LEAD_S: Final = 3.0
@@ -35,7 +37,9 @@ async def measure(run: Run) -> list[Figure]:
 
 async def _cost(place: Place, watch_s: int) -> list[Figure]:
     """Watch two schedulers at once: one with nothing to do, one with a decision every ten seconds."""
-    quiet, busy = await asyncio.gather(_cpu_percent(place, watch_s, {}), _cpu_percent(place, watch_s, {"soon": SOON}))
+    quiet, busy = await asyncio.gather(
+        _cpu_percent(place, watch_s, {}), _cpu_percent(place, watch_s, {ScheduleRef("default", "soon"): SOON})
+    )
     target = Target("<", 1)
     return [
         plain("idle", place.name, "processor, 100 schedules far ahead", [quiet], "%", target),
@@ -43,11 +47,13 @@ async def _cost(place: Place, watch_s: int) -> list[Figure]:
     ]
 
 
-async def _cpu_percent(place: Place, watch_s: int, more: dict[str, ScheduleSpec]) -> float:
+async def _cpu_percent(place: Place, watch_s: int, more: dict[ScheduleRef, ScheduleSpec]) -> float:
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(database(place))
         async with opened(url) as (store, _):
-            await store.schedules.put_new({f"far-{number}": FAR for number in range(100)} | more)
+            await store.schedules.put_many(
+                {ScheduleRef("default", f"far-{number}"): FAR for number in range(100)} | more
+            )
         process = await stack.enter_async_context(scheduler_process(url))
         await asyncio.sleep(SETTLE_S)
         before = process.cpu_s()
@@ -56,12 +62,13 @@ async def _cpu_percent(place: Place, watch_s: int, more: dict[str, ScheduleSpec]
 
 
 async def _lateness(place: Place, count: int, over_s: int) -> list[Figure]:
-    """Meet single instants at odd times, each of a schedule of its own."""
+    """Decide single instants at odd times, each of its own schedule."""
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(database(place))
         store, _ = await stack.enter_async_context(opened(url))
         await stack.enter_async_context(scheduler_process(url))
-        await store.schedules.put_new(_single_instants(count, over_s))
+        for piece in in_pieces(_single_instants(count, over_s)):
+            await store.schedules.put_many(piece)
         await asyncio.sleep(LEAD_S + over_s + SETTLE_S)
         late_ms = await _late_ms(place, url)
     assert len(late_ms) == count, f"{len(late_ms)} of {count} instants were decided"
@@ -73,12 +80,13 @@ async def _lateness(place: Place, count: int, over_s: int) -> list[Figure]:
     ]
 
 
-def _single_instants(count: int, over_s: int) -> dict[str, ScheduleSpec]:
+def _single_instants(count: int, over_s: int) -> dict[ScheduleRef, ScheduleSpec]:
     chance = random.Random(7)
     start = to_datetime(wall_now() + round(LEAD_S * SECOND))
     moments = [start + timedelta(microseconds=chance.randrange(over_s * SECOND)) for _ in range(count)]
     return {
-        f"once-{number}": ScheduleSpec.build(task="report", trigger=At(moment)) for number, moment in enumerate(moments)
+        ScheduleRef("default", f"once-{number}"): ScheduleSpec.build(task="report", trigger=At(moment))
+        for number, moment in enumerate(moments)
     }
 
 

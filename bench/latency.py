@@ -1,10 +1,10 @@
-"""latency: a worker has nothing to do. How long from the call that enqueues a job to the start of its body?
+"""latency: the time from the call that enqueues a job to the start of its body, with an idle worker.
 
-Each rival stands beside us: one worker each, which take turns, one job every 50 ms, so that each finds its worker idle
-and both have the same weather. Nobody starts a job before two commits, and a disk that is slow now and then makes the
-99th percentile of all of them; so bare commits have every third turn, and tell the weather. A round in which they, or
-the processors, were disturbed is measured again, and the calmest counts, whoever was better in it. Percentiles are of
-all rounds together. The better side has the smaller figure: a ratio above 1 is in our favour.
+Headway and each peer run side by side: one worker each, alternating, one job every 50 ms, so that each finds its worker
+idle and both have the same conditions. A job needs at least two commits before it starts, and a disk that is sometimes
+slow dominates the 99th percentile; so every third turn measures a bare commit, to observe the disk. A round in which
+bare commits or the CPUs were disturbed is repeated, and the calmest one counts, whichever side was faster in it.
+Percentiles are of all rounds together. The better side has the smaller figure: a ratio above 1 is in our favour.
 """
 
 import asyncio
@@ -23,30 +23,30 @@ from bench.places import Place, Run, database
 from bench.watch import TRIES_MAX, Bystanders, calm
 
 GAP_S: Final = 0.05
-START_S: Final = 3.0  # Whoever sends jobs is up by then.
-WARM_UPS: Final = 10  # As many as drive.py sends ahead, which do not count.
-ROUNDS_MAX: Final = 8  # The 99th percentile is of few: the more rounds, the less it depends on who disturbed whom.
-DISTURBED_MAX: Final = 0.01  # Stricter than elsewhere: who has the machine for one moment in a hundred makes the p99.
-ROUGH_MAX: Final = 5.0  # Times as long as most of them: then the slowest bare commits are the disk's doing.
+START_S: Final = 3.0  # The sender is ready by then.
+WARM_UPS: Final = 10  # The warm-up jobs of drive.py, which do not count.
+ROUNDS_MAX: Final = 8  # The p99 is of few values: more rounds make it depend less on disturbances.
+DISTURBED_MAX: Final = 0.01  # Stricter than elsewhere: a disturbance in one of a hundred moments determines the p99.
+ROUGH_MAX: Final = 5.0  # The slowest bare commits relative to most of them; above this the disk was disturbed.
 PERCENTILES: Final = (50, 99)
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """What came of one round, in milliseconds."""
+    """The result of one round, in milliseconds."""
 
     of_contestants: list[list[float]]
     of_bare_commits: list[float]
-    disturbed: float  # The part of the machine that others used meanwhile.
+    disturbed: float  # The share of the machine that other processes used meanwhile.
 
     @property
     def rough(self) -> float:
-        """How much longer the slowest bare commits took than most."""
+        """The slowest bare commits relative to most of them."""
         return percentile(self.of_bare_commits, 99) / percentile(self.of_bare_commits, 50)
 
     @property
     def weather(self) -> float:
-        """How bad it was; up to 1 is good enough."""
+        """The disturbance; up to 1 is acceptable."""
         return max(self.disturbed / DISTURBED_MAX, self.rough / ROUGH_MAX)
 
 
@@ -92,7 +92,7 @@ def _together(rounds: list[Turns], place: int) -> list[float]:
 
 
 async def _round(contestants: tuple[Contestant, ...], place: Place, grounds: Grounds, run: Run) -> Turns:
-    """Let everybody take turns; again, a few times at most, in bad weather."""
+    """Measure all sides alternately; repeat, a few times at most, if disturbed."""
     found: list[Turns] = []
     while len(found) < run.size(TRIES_MAX, 1) and not (found and found[-1].weather <= 1):
         if not run.is_quick:
@@ -115,7 +115,7 @@ async def _turns(contestants: tuple[Contestant, ...], place: Place, grounds: Gro
         for its in stages:
             await its.start_worker()
             await its.run("spaced", 0, GAP_S, time.time())
-            await its.bodies(WARM_UPS)  # Now it is up.
+            await its.bodies(WARM_UPS)  # Now it is ready.
         gap_s = GAP_S * (len(stages) + 1)
         start = time.time() + START_S
         bystanders = Bystanders()
@@ -137,7 +137,7 @@ async def _turns(contestants: tuple[Contestant, ...], place: Place, grounds: Gro
 
 @contextlib.asynccontextmanager
 async def _bare(place: Place) -> AsyncIterator[Bare]:
-    """Have a database with a table without an index."""
+    """Create a database with a table without an index."""
     async with database(place) as url:
         bare = await place.bare(url)
         try:

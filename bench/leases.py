@@ -1,6 +1,6 @@
-"""leases: what another server that grants leases costs, and how soon the next scheduler leads after one was killed.
+"""leases: the cost of a coordination engine, and how soon another scheduler leads after the leader was killed.
 
-    round trips   taking a lease and giving it back, and renewing it, by the store alone and through each engine
+    round trips   acquiring and releasing a lease, and renewing it, by the store alone and through each engine
     fail-over     three schedulers in processes of their own; the leader is killed with SIGKILL, and the time counts
                   until another leads. Then a new one is started, and so on: as many kills as asked for (--kills)
 
@@ -74,12 +74,12 @@ def _servers() -> Iterator[dict[str, str]]:
 
 
 async def _round_trips(place: Place, run: Run, urls: dict[str, str]) -> list[Figure]:
-    """Do the same with every engine in turn, in each repetition anew."""
+    """Measure every engine in turn, in each repetition."""
     times = run.size(200, 10)
     took: dict[tuple[str, str], list[float]] = {}
     async with database(place) as url, opened(url) as (store, clock), AsyncExitStack() as stack:
         ways = {"store": store.leases, **{name: _through(stack, store, clock, urls[name]) for name in urls}}
-        for leases in ways.values():  # Once without counting: connections, prepared statements.
+        for leases in ways.values():  # Warm-up: connections, prepared statements.
             await _take_and_give_back(leases)
         for _ in range(run.repetitions):
             for name, leases in ways.items():
@@ -121,7 +121,7 @@ async def _renew(leases: Leases, times: int) -> float:
 
 
 async def _take(leases: Leases, times: int) -> float:
-    """Take a lease and give it back; return the milliseconds of both together."""
+    """Acquire and release a lease; return the milliseconds of both together."""
     started = time.perf_counter()
     for _ in range(times):
         await _take_and_give_back(leases)
@@ -135,7 +135,7 @@ OPERATIONS: Final = {"a lease taken and given back": _take, "a lease renewed": _
 
 
 class _Schedulers:
-    """Schedulers in processes of their own, which say when they lead."""
+    """Schedulers in their own processes, which print when they lead."""
 
     def __init__(self, url: str, coordination: str) -> None:
         self._url = url
@@ -156,7 +156,7 @@ class _Schedulers:
         self._listening.add(asyncio.create_task(self._listen(process)))
 
     async def won_after(self, when: float) -> float:
-        """Wait until one says that it leads, later than that; return when it was."""
+        """Wait until one prints that it leads, after the given time; return when that was."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 process, at = await self._said.get()
@@ -171,7 +171,7 @@ class _Schedulers:
                 for process in self._alive:
                     if node_name(process.pid) in names:
                         return await self._kill(process)
-                await asyncio.sleep(LOOK_S)  # Nobody at this moment: on a busy machine leaders lose their leases, too.
+                await asyncio.sleep(LOOK_S)  # No leader at this moment: on a busy machine leaders lose leases too.
 
     async def _kill(self, process: Process) -> float:
         self._alive.remove(process)
@@ -202,7 +202,7 @@ async def _schedulers(url: str, coordination: str) -> AsyncIterator[_Schedulers]
 
 
 async def _fail_over(place: Place, name: str, coordination: str, kills: int) -> list[Figure]:
-    """Kill the leader again and again; return how long nobody led."""
+    """Kill the leader repeatedly; return the times without a leader."""
     gaps_s: list[float] = []
     async with database(place) as url, opened(url) as (store, _), _schedulers(url, coordination) as schedulers:
         for _ in range(SCHEDULERS):
@@ -220,7 +220,7 @@ async def _fail_over(place: Place, name: str, coordination: str, kills: int) -> 
 
 
 async def _all_alive(store: Store) -> None:
-    """Wait until all schedulers have said that they live, and have had time to line up."""
+    """Wait until all schedulers have sent a heartbeat, and have had time to queue for the lease."""
     async with asyncio.timeout(PATIENCE_S):
         while len(await store.nodes.alive(FAIL_OVER_LEASE_S * SECOND)) < SCHEDULERS:
             await asyncio.sleep(LOOK_S)

@@ -2,7 +2,7 @@
 
 Claim 100 jobs, commit, complete the 100, commit, and so on until the table is empty. No lease, no fence, no result, no
 body, one narrow table with one partial index. A worker that runs its jobs in other processes and keeps a record of
-each does several times the work, so that it is measured as a part of this.
+each does several times the work, so its result is given as a share of this limit.
 """
 
 import contextlib

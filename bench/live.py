@@ -1,8 +1,8 @@
-"""live: jobs that say something new all the time, and those who follow them: through the store alone, and with Redis.
+"""live: followers of jobs that report progress all the time, through the store alone and with Redis.
 
     updates   how many new values a second reach the followers of all jobs together
-    latency   how long it takes from each word of a task until a follower has it, or a later one
-    carried   how many values a second one process can hand over: a thousand jobs in a batch, nobody follows
+    latency   the time from each report of a task until a follower has it, or a later one
+    carried   how many values a second one process can publish: a thousand jobs in a batch, without followers
 
 Worker, API, store, Redis and followers share the machine.
 """
@@ -28,8 +28,8 @@ from tests.support.redis import RedisServer
 
 PATIENCE_S: Final = 60.0
 WARM_UP_S: Final = 2.0
-GAP_S: Final = 0.01  # Between two words of a job that talks all the time;
-CALM_GAP_S: Final = 0.15  # and of one that says something now and then.
+GAP_S: Final = 0.01  # Between two reports of a job that reports all the time;
+CALM_GAP_S: Final = 0.15  # and of one that reports from time to time.
 _SAID: Final = re.compile(rb'"said":\[(\d+),(\d+)\]')
 
 
@@ -46,7 +46,7 @@ async def measure(run: Run) -> list[Figure]:
 
 @contextlib.contextmanager
 def _with(redis: RedisServer | None) -> Iterator[None]:
-    """Let processes that are started meanwhile know a Redis, or none."""
+    """Configure processes started in this block with a Redis, or none."""
     if redis is not None:
         os.environ["HEADWAY_REDIS"] = redis.url()
     try:
@@ -56,7 +56,7 @@ def _with(redis: RedisServer | None) -> Iterator[None]:
 
 
 async def _heard(place: Place, redis: RedisServer | None, jobs: int, gap_s: float, seconds: float) -> list[list[float]]:
-    """Follow jobs that talk; return for each that came how old it was, and the ones passed over before it, in ms."""
+    """Follow reporting jobs; return the age in ms of each received value, and of those skipped before it."""
     last: dict[str, int] = {}
     ages_ms: list[list[float]] = []
 
@@ -135,7 +135,7 @@ async def _carried(place: Place, run: Run, redis: RedisServer) -> list[Figure]:
 
 
 async def _told(redis: RedisServer, clock: Clock, jobs: int, rounds: int) -> float:
-    """Tell values of so many jobs at once, each time of other jobs; return how many a second."""
+    """Publish values of this many jobs at once, each time of other jobs; return the values per second."""
     live = RedisLive(redis.url(prefix="bench:"), clock=clock, node="bench")
     live.begin(lambda _job_id, _attempt: True, lambda: None)
     rates = []

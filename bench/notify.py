@@ -2,7 +2,7 @@
 
 PostgreSQL lets one transaction with a notification commit at a time, on the whole server, and a commit that waits for a
 synchronous standby holds up the next one. So the way to the standby is measured too: none, one on this machine, and one
-that is some milliseconds away. `after` notifies in a transaction of its own, which writes nothing and waits for nobody;
+that is some milliseconds away. `after` notifies in a separate transaction, which writes nothing and does not wait;
 so does Headway, whose jobs have more columns and indexes than the rows of the others.
 
     .venv/bin/python -m bench.notify [--seconds 3] [--clients 16] [--delay-ms 5]
@@ -39,7 +39,7 @@ ROUNDS: Final = 3
 
 
 async def rate(url: str, statements: tuple[str, ...], clients: int, seconds: float) -> float:
-    """Return how many inserts all clients together commit in a second."""
+    """Return the inserts per second of all clients together."""
     connections = [await asyncpg.connect(url) for _ in range(clients)]
     ends, done = time.monotonic() + seconds, 0
 
@@ -78,7 +78,7 @@ async def headway_rate(url: str, clients: int, seconds: float) -> float:
 
 
 async def compare(name: str, url: str, clients: int, seconds: float) -> None:
-    """Measure all ways in turn, so that what else the machine does meets all of them."""
+    """Measure all variants in turn, so that other load affects all of them."""
     rates: dict[str, list[float]] = {way: [] for way in (*WAYS, "Headway")}
     for _ in range(ROUNDS):
         for way, statements in WAYS.items():
@@ -90,14 +90,14 @@ async def compare(name: str, url: str, clients: int, seconds: float) -> None:
 
 
 class DistantStandby(StandbyServer):
-    """A standby whose way from its primary takes time."""
+    """A standby with network delay from its primary."""
 
     def __init__(self, primary: PostgresServer, port: int) -> None:
         super().__init__(primary)
         self._way = port
 
     def start(self) -> None:
-        """Copy the primary, then follow it on the slow way."""
+        """Copy the primary, then follow it through the slow connection."""
         super().start()
         with (self._data / "postgresql.auto.conf").open("a") as settings:
             settings.write(f"\nprimary_conninfo = 'host=127.0.0.1 port={self._way} user=postgres'\n")

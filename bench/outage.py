@@ -1,4 +1,4 @@
-"""outage: everything was down for long. How soon is all of it decided, once a scheduler is back?
+"""outage: after a long outage, how soon is everything decided, once a scheduler is back?
 
 A day of many schedules, a year of one that is due every second, and thousands of instants that are all caught up.
 """

@@ -23,7 +23,7 @@ from tests.support.postgres import PostgresServer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """How this run of the benchmarks was asked for."""
+    """The options of this run."""
 
     places: tuple["Place", ...]
     repetitions: int
@@ -53,7 +53,7 @@ class Place(Protocol):
         ...
 
     async def bare(self, url: str) -> Bare:
-        """Connect to a database with nothing but its driver."""
+        """Connect to a database with its driver alone."""
         ...
 
 
@@ -126,7 +126,7 @@ async def _migrate(url: str) -> None:
 
 @contextlib.contextmanager
 def places(names: tuple[str, ...], folder: Path) -> Iterator[tuple[Place, ...]]:
-    """Start what was asked for, and remove everything afterwards."""
+    """Start the selected databases, and remove everything afterwards."""
     with contextlib.ExitStack() as stack:
         found: list[Place] = []
         for kind in (PostgresPlace, SqlitePlace):
@@ -139,7 +139,7 @@ def places(names: tuple[str, ...], folder: Path) -> Iterator[tuple[Place, ...]]:
 
 @contextlib.asynccontextmanager
 async def database(place: Place) -> AsyncIterator[str]:
-    """Have a fresh database for a while."""
+    """Create a fresh database for a block."""
     url = await place.fresh()
     try:
         yield url
@@ -160,7 +160,7 @@ async def opened(url: str) -> AsyncIterator[tuple[Store, Clock]]:
 
 
 def in_memory(folder: Path) -> bool:
-    """Tell whether a folder is on a file system that never reaches a disk."""
+    """Return whether a folder is on a file system in memory."""
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     holding = [mount for mount in mounts if folder.resolve().is_relative_to(mount[1])]
     return max(holding, key=lambda mount: len(mount[1]))[2] in {"tmpfs", "ramfs"}

@@ -1,4 +1,4 @@
-"""A scheduler in a process of its own, watched from outside: its processor time and its memory.
+"""A scheduler in its own process, measured from outside: CPU time and memory.
 
 python -m bench.process URL      is that process: it prints a line when it leads, and stops on SIGTERM
 

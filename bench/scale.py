@@ -1,8 +1,8 @@
-"""scale: does it matter how many schedules there are, when few of them are due?
+"""scale: measure how the number of schedules affects a scheduler when few of them are due.
 
-Databases with a thousand, a hundred thousand and a million schedules, most of them far in the future. In each, in turn:
-the time of one tick that decides a thousand due ones, and of an edit of one schedule. Then the memory of a
-scheduler process that works on the largest.
+Create databases with a thousand, a hundred thousand and a million schedules, most of them far in the future. In each
+one in turn, time one tick that decides a thousand due schedules, and time an edit of one schedule. Then measure the
+memory of a scheduler process on the largest database.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ PATIENCE_S: Final = 60.0
 EVERYTHING: Final = Shards(of=1, held=frozenset({0}))
 FAR: Final = ScheduleSpec.build(task="report", trigger=Cron("0 6 1 1 *", "Europe/Berlin"), args={"tenant_id": 1})
 
-# One schedule was put by Headway; the others are copies with other names, by choice spread over time. Portable SQL.
+# Headway creates one schedule; the others are renamed copies, optionally spread over time. The SQL is portable.
 MULTIPLY: Final = """
 insert into headway_schedules (name, owner, tenant, slot, revision, version, definition, trigger_text, delay, next_at,
   decided_through, pauses, created_at, updated_at)
@@ -44,13 +44,13 @@ APART: Final = 1_000
 
 
 def multiply(name: str, count: int, apart: Duration = 0) -> str:
-    """Return the statement that makes copies of a schedule."""
+    """Return the statement that copies a schedule."""
     return MULTIPLY.format(name=name, count=count, apart=apart)
 
 
 @dataclass(slots=True)
 class _Size:
-    """One database and what was measured in it."""
+    """One database and its measurements."""
 
     registered: int
     url: str
@@ -72,7 +72,7 @@ async def _measure_on(place: Place, run: Run) -> list[Figure]:
     due = run.size(1_000, 100)
     async with AsyncExitStack() as stack:
         sizes = [await _prepare(stack, place, count) for count in registered]
-        for size in sizes:  # Once without counting: connections, prepared statements, caches.
+        for size in sizes:  # Warm-up: connections, prepared statements, caches.
             await _round(size, due, counts=False)
         for _ in range(run.repetitions):
             for size in sizes:
@@ -99,7 +99,7 @@ async def _prepare(stack: AsyncExitStack, place: Place, count: int) -> _Size:
 
 
 async def _round(size: _Size, due: int, *, counts: bool) -> None:
-    """Decide a crowd in one tick, and edit schedules one by one."""
+    """Decide a batch of due schedules in one tick, then edit schedules one by one."""
     size.rounds += 1
     at = await crowd.gather(size.store, due, lead_s=1.0, prefix=f"crowd-{size.rounds}")
     await asyncio.sleep((at - wall_now()) / SECOND + 0.01)
@@ -114,7 +114,7 @@ async def _round(size: _Size, due: int, *, counts: bool) -> None:
 
 
 async def _edit(size: _Size, number: int) -> float:
-    """Give one schedule other arguments; return the milliseconds."""
+    """Change the arguments of one schedule; return the duration in milliseconds."""
     spec = replace(FAR, args=f'{{"tenant_id":{size.rounds * EDITS + number}}}')
     name = "far" if number % 2 else f"far-{size.registered // 2}"
     started = time.perf_counter()
@@ -134,14 +134,14 @@ def _figures(place: Place, sizes: list[_Size], due: int) -> list[Figure]:
         figures.append(plain("scale", place.name, what, growth, "x", Target("<=", 1.5)))
     for size in sizes:
         figures.append(plain("scale", place.name, f"an edit, one of {size.registered:,}", size.edit_ms, "ms"))
-    # The fastest rounds: most of an edit is one commit, and how long a disk takes for that varies more than the edit.
+    # Compare the fastest rounds: most of an edit is one commit, and disk commit times vary more than the edit itself.
     growth = [min(largest.edit_ms) / min(smallest.edit_ms)]
     what = f"an edit, {largest.registered:,} against {smallest.registered:,}"
     return [*figures, plain("scale", place.name, what, growth, "x", Target("<=", 1.5))]
 
 
 async def _memory(place: Place, size: _Size, due: int) -> Figure:
-    """Let a process decide a crowd among all schedules, and look at its memory."""
+    """Run a scheduler process that decides a batch among all schedules; return its peak memory."""
     leases = await size.store.leases.held("scheduler/0")
     await size.store.leases.release([lease for lease, _ in leases])
     async with scheduler_process(size.url) as process:

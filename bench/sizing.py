@@ -1,10 +1,10 @@
-"""sizing: how much one store holds, and what many of them hold together.
+"""sizing: measure the capacity of one store and of many stores together.
 
-shards   a crowd of schedules is due at one instant: how many a second are decided, by one scheduler that holds 1, 4
-         or 16 shards, and by two schedulers in processes of their own that share them
-cells    cells of a million schedules each, every one a store of its own, on virtual time (bench/cell.py says what is
-         real in them): ten cells are ten million schedules. One cell follows the other here, so that each has the
-         machine for itself; they share nothing, so running them side by side adds them up
+shards   many schedules are due at the same instant: decisions per second by one scheduler that holds 1, 4 or 16
+         shards, and by two schedulers in separate processes that share the shards
+cells    cells of a million schedules each, every cell with its own store, in virtual time (bench/cell.py describes
+         which parts are real): ten cells are ten million schedules. The cells run one after the other, so that each
+         has the machine to itself. Cells share nothing, so the capacity of parallel cells is their sum
 """
 
 import asyncio
@@ -32,11 +32,11 @@ PROCESSES: Final = 2
 WINDOW_S: Final = 330
 PATIENCE_S: Final = 120.0
 LOOK_S: Final = 0.02
-LEAD_PER_S: Final = 500  # So many schedules a second are put into the store before they are due, on a busy machine.
+LEAD_PER_S: Final = 500  # Schedules that a busy machine inserts per second; sets the lead time.
 
 
 async def measure(run: Run) -> list[Figure]:
-    """Measure the shards on both databases, and simulate the cells."""
+    """Measure the shards on both databases and simulate the cells."""
     figures = [figure for place in run.places for figure in await _shards(place, run)]
     return figures + await _cells(run)
 
@@ -65,7 +65,7 @@ def _shards_text(shards: int) -> str:
 
 
 async def _one(place: Place, count: int, shards: int) -> tuple[float, float]:
-    """Let one node in this process decide a crowd; return how many a second, and its own microseconds for each."""
+    """Decide a batch on one node in this process; return decisions per second and CPU microseconds per decision."""
     async with database(place) as url, opened(url) as (store, clock):
         at = await crowd.gather(store, count, lead_s=2.0 + count / LEAD_PER_S)
         settings, began = Settings(node="bench", scheduler_shards=shards), time.process_time()
@@ -74,7 +74,7 @@ async def _one(place: Place, count: int, shards: int) -> tuple[float, float]:
 
 
 async def _several(place: Place, count: int, shards: int) -> float:
-    """Let processes that have shared the shards decide a crowd; return how many a second."""
+    """Decide a batch in several processes that share the shards; return decisions per second."""
     variables = {"HEADWAY_SCHEDULER_SHARDS": str(shards)}
     async with database(place) as url, opened(url) as (store, _), AsyncExitStack() as stack:
         for _ in range(PROCESSES):

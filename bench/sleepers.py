@@ -1,7 +1,7 @@
-"""sleepers: very many jobs of one worker sleep at once, and each tells its progress twice a second.
+"""sleepers: run many sleeping jobs on one worker, each reporting progress twice a second.
 
-No attempt may lose its lease, the progress of every one must reach the store as often as it is told, and the worker
-(supervisor and child, not the database server) must not need a core for it. Rates and cost are of the run's middle.
+No attempt may lose its lease, every progress report must reach the store, and the worker (supervisor and child, not the
+database server) must use less than one core. Rates and CPU time are measured in the middle of the run.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ async def _measure_on(place: Place, count: int, sleep_s: int) -> list[Figure]:
 
 
 async def _until(bare: Bare, status: str, count: int) -> None:
-    """Wait until so many sleepers have a status."""
+    """Wait until `count` sleepers match a status condition."""
     async with asyncio.timeout(PATIENCE_S):
         while len(await _chosen(bare, f"and status {status}", "id")) < count:
             await asyncio.sleep(LOOK_S)

@@ -1,4 +1,4 @@
-"""The tasks that the benchmarks of the worker run."""
+"""Define the tasks that the worker benchmarks run."""
 
 import asyncio
 import time
@@ -7,23 +7,23 @@ from typing import Final
 from headway import Context, Headway
 from headway.core.settings import Settings
 
-PROGRESS_S: Final = 0.5  # As often as the store takes it.
+PROGRESS_S: Final = 0.5  # A worker writes progress to the store at most this often.
 
 
 def declare(app: Headway) -> Headway:
-    """Give an app the tasks."""
+    """Register the tasks with an app."""
 
     @app.task
     async def nothing() -> None:
-        """Only be run."""
+        """Do nothing."""
 
     @app.task
     def blocking() -> None:
-        """Be there, so that the worker has children of both kinds."""
+        """Do nothing, synchronously, so that the worker starts both kinds of children."""
 
     @app.task
     async def sleeper(ctx: Context, seconds: int) -> None:
-        """Sleep for a while, and say how far that is."""
+        """Sleep and report progress."""
         steps = round(seconds / PROGRESS_S)
         for step in range(steps):
             ctx.progress(step * 100 / steps, f"step {step} of {steps}")
@@ -31,7 +31,7 @@ def declare(app: Headway) -> Headway:
 
     @app.task
     async def chatter(ctx: Context, seconds: float, gap_s: float) -> None:
-        """Say something new all the time, and when that was."""
+        """Update the metadata continuously with a counter and a timestamp."""
         until = time.monotonic() + seconds
         number = 0
         while time.monotonic() < until:
@@ -43,7 +43,7 @@ def declare(app: Headway) -> Headway:
 
 
 def open_app(url: str) -> Headway:
-    """Make an app for the side that enqueues."""
+    """Create an app for the process that enqueues."""
     return declare(Headway(settings=Settings(store=url, node="bench"), name="bench"))
 
 

@@ -1,11 +1,11 @@
-"""transports: what does it buy that one worker is told of a job, and not all of them?
+"""transports: measure the benefit of waking one worker per job instead of all workers.
 
-1, 8 and 32 worker processes on PostgreSQL, woken by the store, by Redis and by RabbitMQ. Jobs come one by one, and then
-many at once. Counted are the looks into the queue (claims) and those that found nothing, the processor time of the
-database, and how long it takes from the call that hands a job in to its start. The workers are real but for their
-child pool, which does nothing: otherwise two cores could not run so many.
+Run 1, 8 and 32 worker processes on PostgreSQL, woken by the store, by Redis and by RabbitMQ. Enqueue jobs one by one,
+then many at once. Count the queue polls (claims) and the empty ones, and measure the CPU time of the database and the
+latency from the enqueue call to the start of the job. The workers are real except for their child pool, which does
+nothing: two cores could not run that many children.
 
-python -m bench.transports URL TRANSPORT      is such a worker: it tells its counts at SIGUSR1 and stops at SIGTERM
+python -m bench.transports URL TRANSPORT      run one such worker: print counts on SIGUSR1, stop on SIGTERM
 """
 
 import asyncio
@@ -46,7 +46,7 @@ DRAIN_S_MAX: Final = 120.0
 QUIET_S: Final = 2.0
 
 
-# --- this side: hands in jobs and asks
+# --- benchmark process: enqueues jobs and collects the counts
 
 
 async def measure(run: Run) -> list[Figure]:
@@ -105,7 +105,7 @@ async def _measure_with(postgres: PostgresServer, transport: str, count: int, ru
 async def _one_by_one(
     app: Headway, workers: Sequence[Process], postgres: PostgresServer, count: int
 ) -> tuple[float, "_Sum", list[float]]:
-    """Hand in single jobs; return what they cost the database, what was counted, and how late each began."""
+    """Enqueue jobs one by one; return the CPU time of the database, the counts and the latency of each job."""
     counts, sent, before = _Sum(), {}, _cpu_s(postgres)
     for _ in range(count):
         now = time.monotonic_ns()
@@ -116,7 +116,7 @@ async def _one_by_one(
 
 
 async def _all_at_once(app: Headway, workers: Sequence[Process], count: int) -> tuple["_Sum", float]:
-    """Hand in many jobs; return what was counted, and the seconds until the last one began."""
+    """Enqueue many jobs at once; return the counts and the seconds until the last job started."""
     counts, begun, job_ids = _Sum(), time.monotonic_ns(), list[str]()
     for _ in range(0, count, BATCH):
         jobs = [app.new_job("nothing", {}, Options()) for _ in range(min(BATCH, count))]
@@ -127,7 +127,7 @@ async def _all_at_once(app: Headway, workers: Sequence[Process], count: int) -> 
 
 @dataclass(slots=True)
 class _Sum:
-    """What all workers have counted since they were last asked."""
+    """The counts of all workers since the last request."""
 
     claims: int = 0
     hits: int = 0
@@ -136,11 +136,11 @@ class _Sum:
 
     @property
     def workers(self) -> int:
-        """How many of them started anything."""
+        """Return the number of workers that started a job."""
         return len(self.busy)
 
     async def ask(self, workers: Sequence[Process]) -> None:
-        """Ask all of them."""
+        """Request the counts of all workers and add them."""
         for worker in workers:
             worker.send_signal(signal.SIGUSR1)
         for worker in workers:
@@ -156,7 +156,7 @@ class _Sum:
 async def _all_started(
     workers: Sequence[Process], job_ids: Sequence[str], counts: _Sum | None = None
 ) -> dict[str, int]:
-    """Wait until all jobs have been started; return when each was."""
+    """Wait until all jobs have started; return the start time of each."""
     counts = counts or _Sum()
     async with asyncio.timeout(DRAIN_S_MAX):
         while not counts.started.keys() >= set(job_ids):
@@ -199,11 +199,11 @@ async def _workers(url: str, transport: str, count: int) -> AsyncIterator[list[P
                 await worker.wait()
 
 
-# --- the other side: a worker
+# --- worker process
 
 
 class _Instant:
-    """A child pool whose jobs take no time; it notes when each was started."""
+    """A child pool whose jobs take no time; it records when each job started."""
 
     def __init__(self) -> None:
         info = TaskInfo(name="nothing", isolation="loop")
@@ -215,27 +215,27 @@ class _Instant:
         self._running = 0
 
     def report_to(self, supervisor_port: SupervisorPort) -> None:
-        """Tell this supervisor how they end."""
+        """Report the outcome of each job to this supervisor."""
         self.supervisor = supervisor_port
 
     def room(self, kind: str) -> int:
-        """Tell how many more it takes."""
+        """Return the number of free slots."""
         return WIDTH - self._running
 
     def slots(self, kind: str | None = None) -> int:
-        """Tell how many it takes."""
+        """Return the number of slots."""
         return WIDTH
 
     def busy(self, kind: str | None = None) -> int:
-        """Tell how many it has."""
+        """Return the number of running jobs."""
         return self._running
 
     def count(self) -> int:
-        """Have no children."""
+        """Return 0: there are no children."""
         return 0
 
     def start(self, jobs: Sequence[Claimed], kept: Mapping[str, dict[str, str]] | None = None) -> None:
-        """Be done with them."""
+        """Record the start of the jobs and finish them at once."""
         now = time.monotonic_ns()
         self.hits += 1
         self._running += len(jobs)
@@ -250,19 +250,19 @@ class _Instant:
         self.supervisor.has_room()
 
     def stop(self, job_id: str, attempt: int, outcome: AttemptOutcome) -> None:
-        """Nothing runs long enough to be stopped."""
+        """Do nothing: no job runs long enough to be stopped."""
 
     def abandon(self, job_id: str, attempt: int) -> None:
-        """Nor to be abandoned."""
+        """Do nothing: no job runs long enough to be abandoned."""
 
     def release_waiting(self, reason: str) -> None:
-        """Nothing waits."""
+        """Do nothing: no job waits."""
 
     def release_all(self, reason: str) -> None:
-        """Nothing is held."""
+        """Do nothing: no job is held."""
 
     def watch(self) -> None:
-        """Nothing can go wrong."""
+        """Do nothing: there are no children to watch."""
 
 
 async def _work(url: str, transport: str) -> None:

@@ -1,4 +1,4 @@
-"""A worker as users start it, by the command line, watched from outside."""
+"""Run a worker from the command line, as users do, and measure it from outside."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ STOP_S_MAX: Final = 40.0
 
 
 class Worker:
-    """A supervisor and the processes that came of it."""
+    """A supervisor and its child processes."""
 
     def __init__(self, pid: int) -> None:
         self.supervisor = Watched(pid)
@@ -29,13 +29,13 @@ class Worker:
         return [Watched(pid) for pid in family(self.supervisor.pid)[1:]]
 
     def cpu_s(self) -> float:
-        """Return the processor time of all of them."""
+        """Return the CPU time of the supervisor and its children."""
         return sum(process.cpu_s() for process in (self.supervisor, *self.children()))
 
 
 @contextlib.asynccontextmanager
 async def worker_command(url: str, *options: object) -> AsyncIterator[Worker]:
-    """Start a worker, wait until it has run a first job, and stop it in the end."""
+    """Start a worker, wait until it has run a first job, and stop it on exit."""
     program = Path(sys.executable).parent / "headway"
     arguments = ("--store", url, "worker", "--app", "bench.tasks:app", *map(str, options))
     with tempfile.TemporaryFile() as log:

@@ -1,7 +1,7 @@
-"""worker-idle: what does a worker cost that has nothing to do?
+"""worker-idle: measure the CPU time and memory of an idle worker.
 
-Processor time of the supervisor and its children together, over half a minute, after a first job has run; not of the
-database server. Memory as the system counts it: resident, with shared pages in full, and with the shared ones split.
+Measure the CPU time of the supervisor and its children over half a minute, after a first job has run; exclude the
+database server. Report memory twice: resident (RSS, shared pages in full) and proportional (PSS, shared pages split).
 """
 
 import asyncio

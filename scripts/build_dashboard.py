@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Build the dashboard, from dashboard/ into the package: `build_dashboard.py [--if-needed]`.
 
-Node.js and npm are used as they are found. Where there are none, they come as a package for Python into the environment
-that runs this (scripts/node.lock pins it). `--if-needed` does nothing where the build is newer than its sources, and
-where it cannot be made it says so and is content: everything but the page works without it.
+It uses the installed Node.js and npm. Without them it installs a Python package of Node.js into the environment that
+runs this script (scripts/node.lock pins it). `--if-needed` does nothing if the build is newer than its sources, and
+only warns if it cannot build: everything but the dashboard works without it.
 
 The build hook of the package, hatch_build.py, uses this too.
 """
@@ -89,7 +89,7 @@ def _needs_packages() -> bool:
 
 
 def _run(command: list[str | Path], environment: "os._Environ[str] | dict[str, str]") -> None:
-    # What it says belongs to the log; the output of a build frontend may be read by a program.
+    # Its output goes to stderr: a program may read the stdout of a build frontend.
     ended = subprocess.run(command, cwd=SOURCES, env=environment, stdout=sys.stderr, check=False)
     if ended.returncode:
         raise CannotBuild(f"`{' '.join(Path(part).name for part in map(str, command[:2]))}` has failed")

@@ -32,7 +32,14 @@ def source() -> str:
     described = document(ROUTES)
     components: dict[str, Any] = described["components"]["schemas"]
     sent = {*_sent(described["paths"], components)}
-    return "\n".join([HEADER, *(_declaration(name, components[name], name in sent) for name in sorted(components))])
+    declarations = [_declaration(name, components[name], name in sent) for name in sorted(components)]
+    return "\n".join([HEADER, *declarations, _field_names("NewJob", "NEW_JOB_FIELDS", components)])
+
+
+def _field_names(component: str, constant: str, components: Mapping[str, Any]) -> str:
+    """Return the names of a component's fields as a constant, for code that treats all of them alike."""
+    names = ", ".join(f'"{name}"' for name in components[component]["properties"])
+    return f"/** The fields of {component}. */\nexport const {constant} = [{names}] as const;\n"
 
 
 def _sent(paths: Mapping[str, Any], components: Mapping[str, Any]) -> Iterator[str]:

@@ -29,7 +29,7 @@ SHOWN = [f"{INTEGRATION}/test_{name}.py" for name in ("bench", "bench_sizing", "
 CONFIGURATIONS = "tests/engines/test_configurations.py"
 NO_SERVER = ["-q", "-m", "not slow and not postgres"]
 
-# What takes longest comes first, and parts that compute stand beside parts that wait.
+# The longest parts first, and parts that compute beside parts that wait.
 ALL = {
     "api": API,
     "engines": ["tests/engines", f"--ignore={CONFIGURATIONS}"],
@@ -50,6 +50,7 @@ FAST = {
 PARTS = {**ALL, **FAST}
 GROUPS = {"all": list(ALL), "fast": list(FAST)}
 AT_A_TIME = 5
+LIVE: set[subprocess.Popen[bytes]] = set()
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ def run(parts: list[str], reports: Path, *, reverse: bool = False) -> list[Outco
     # A process that was started in the background ignores these, and so would the servers that tests interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, _interrupt)
     at_a_time = len(FAST) if set(parts) <= set(FAST) else AT_A_TIME
     outcomes = []
     with ThreadPoolExecutor(at_a_time) as pool, tempfile.TemporaryDirectory(prefix="hw-shared-") as shared:
@@ -95,11 +97,22 @@ def run(parts: list[str], reports: Path, *, reverse: bool = False) -> list[Outco
             "SUITE_SHARED": shared,
         }
         turns = [pool.submit(_run_part, part, reports, env) for part in (reversed(parts) if reverse else parts)]
-        for ended in as_completed(turns):
-            outcome = ended.result()
-            print(outcome.output, flush=True)
-            outcomes.append(outcome)
+        try:
+            for ended in as_completed(turns):
+                outcome = ended.result()
+                print(outcome.output, flush=True)
+                outcomes.append(outcome)
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return outcomes
+
+
+def _interrupt(*_: object) -> None:
+    """Stop the parts, and with them the servers of their tests, as Ctrl-C in a terminal does."""
+    for process in tuple(LIVE):
+        process.send_signal(signal.SIGINT)
+    raise KeyboardInterrupt
 
 
 def summary(outcomes: list[Outcome]) -> str:
@@ -120,7 +133,9 @@ def _run_part(part: str, reports: Path, env: Mapping[str, str]) -> Outcome:
             stdout=log,
             stderr=subprocess.STDOUT,
         )
+        LIVE.add(process)
         _, status, usage = os.wait4(process.pid, 0)
+        LIVE.discard(process)
         process.returncode = os.waitstatus_to_exitcode(status)
         log.seek(0)
         output = log.read().decode(errors="replace")

@@ -86,7 +86,7 @@ def _verdict(failed: dict[str, list[Path]], runs: int) -> str:
 @contextlib.contextmanager
 def _load(condition: str, reports: Path) -> Iterator[None]:
     """Keep the machine busy as a condition says until the block ends."""
-    shutil.rmtree(reports, ignore_errors=True)  # What an earlier soak has left there is not of this run.
+    shutil.rmtree(reports, ignore_errors=True)  # Remove the files of an earlier soak.
     reports.mkdir(parents=True)
     kinds = condition.split("+")
     programs = [[BUSY]] * (os.cpu_count() or 1) if "cpu" in kinds else []
@@ -107,7 +107,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--conditions", type=_conditions, default=["idle", "cpu", "disk", "reverse"])
     parser.add_argument("--reports", type=Path, default=Path(".soak"))
-    options, options.tests = parser.parse_known_args()  # Whatever else is given is for pytest.
+    options, options.tests = parser.parse_known_args()  # Other arguments are passed to pytest.
     return options
 
 

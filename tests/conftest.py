@@ -1,4 +1,4 @@
-"""Servers for the tests that need them, started when the first one does, and what a failed test reports."""
+"""Servers that tests share, started on first use, and the report of a failed test."""
 
 import os
 import re
@@ -15,14 +15,14 @@ from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import PostgresServer
 from tests.support.server import ServerMissing
 
-# Whoever starts the tests in the background may have had these signals ignored, and so would the processes under test.
+# A background process group may ignore these signals, and the processes under test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def pytest_runtest_logstart() -> None:
-    """Start collecting what belongs to this test."""
+    """Start collecting the output of this test."""
     evidence.begin_test()
 
 
@@ -30,7 +30,7 @@ def pytest_runtest_logstart() -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add the output of every server and node, and the command that runs the test alone, to a failure."""
+    """Add the output of every server and node, and the command that reruns the test, to the report of a failure."""
     try:
         report = yield
     except SystemError:  # Python 3.11 cannot always parse the source of a test while other threads run.
@@ -45,7 +45,7 @@ def pytest_runtest_makereport(
 
 
 def _keep(report: pytest.TestReport) -> None:
-    """Write a failure to a file of its own where `scripts/run_tests.py` asks for it."""
+    """Write a failure to a file of its own if `scripts/run_tests.py` asks for it."""
     if folder := os.environ.get("SUITE_FAILURES"):
         name = re.sub(r"[^\w.-]+", "-", report.nodeid)[-150:]
         path = Path(folder) / f"{name}.{report.when}.log"
@@ -55,14 +55,14 @@ def _keep(report: pytest.TestReport) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests in reverse where that is asked for: no test may need another one to come first."""
+    """Run the tests in reverse order if asked: no test may depend on an earlier one."""
     if os.environ.get("SUITE_ORDER") == "reverse":
         items.reverse()
 
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
-    """One PostgreSQL for the whole run. A test that stops or restarts it makes its own."""
+    """Start one PostgreSQL for the whole run. Tests that stop or restart it start their own."""
     try:
         server = PostgresServer()
     except ServerMissing as missing:
@@ -73,7 +73,7 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
-    """The address of an empty database of this test's own."""
+    """Create an empty database for one test; return its URL."""
     url = postgres_server.create_database()
     yield url
     postgres_server.drop(url)
@@ -81,7 +81,7 @@ def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def pgbouncer(postgres_server: PostgresServer) -> Iterator[PgBouncer]:
-    """One PgBouncer in transaction mode; `pgbouncer.url(postgres_url)` leads to a database through it."""
+    """Start one PgBouncer in transaction mode; `pgbouncer.url(postgres_url)` connects to a database through it."""
     try:
         bouncer = PgBouncer(postgres_server)
     except ServerMissing as missing:
@@ -91,7 +91,7 @@ def pgbouncer(postgres_server: PostgresServer) -> Iterator[PgBouncer]:
 
 
 def _do_without(missing: ServerMissing) -> NoReturn:
-    """Skip on a developer's machine; fail where everything must have been tested."""
+    """Skip on a developer's machine; fail where every test must run."""
     if os.environ.get("CI"):
         pytest.fail(f"missing: {missing}")
     pytest.skip(f"missing: {missing}")

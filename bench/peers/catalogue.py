@@ -1,4 +1,4 @@
-"""Who is measured: Headway and its peers, each at the best settings that its documentation recommends."""
+"""List the contestants: Headway and its peers, each with the best settings that its documentation recommends."""
 
 import os
 import shutil
@@ -18,19 +18,19 @@ class Contestant:
     name: str
     program: str
     store: str
-    pace: int  # Jobs a second that one process drained on two cores; it only chooses the length of a run.
+    pace: int  # Jobs per second that one process drained on two cores; only sets the length of a run.
     environment: str = "main"
-    unsettled: str | None = None  # Counts the jobs whose completion is not committed yet, cheaply.
-    unfinished: str | None = None  # Counts the jobs that have not ended well, however long that takes.
+    unsettled: str | None = None  # Cheap SQL count of the jobs whose completion is not committed yet.
+    unfinished: str | None = None  # SQL count of the jobs that have not succeeded; may be slow.
 
     def command(self) -> list[str]:
-        """Return the beginning of a command line; a step and its arguments follow."""
+        """Return the command line up to the step; append a step and its arguments."""
         if self.environment == "node":
             return ["node", str(ROOT / "bench" / "peers" / self.program)]
         return [str(self._python()), "-m", "bench.peers.drive", self.program]
 
     def missing(self) -> str | None:
-        """Say what is missing to run it."""
+        """Return what is missing to run this contestant, or None."""
         if self.store == "redis" and not shutil.which("redis-server"):
             return "there is no redis-server"
         if self.environment == "node":
@@ -46,11 +46,11 @@ class Contestant:
 
 
 def folder() -> Path:
-    """Return where the environments of the peers are."""
+    """Return the directory of the peers' environments."""
     return Path(os.environ.get("HEADWAY_PEERS") or ROOT / ".peers")
 
 
-# Every body has started when these are asked, so that what is not settled has a lease.
+# Every job has started by the time these run, so every unsettled job has a lease.
 _HEADWAY_UNSETTLED: Final = "select count(*) from headway_jobs where lease_until is not null"
 _HEADWAY_UNFINISHED: Final = "select count(*) from headway_jobs where status <> 'COMPLETED'"
 
@@ -95,7 +95,7 @@ PEERS: Final[dict[str, Contestant]] = {
         _on_postgres("pgqueuer", "with_pgqueuer", 8_000, "select count(*) from pgqueuer"),
         _on_postgres("pgqueuer-default", "with_pgqueuer", 3_000, "select count(*) from pgqueuer"),
         _on_postgres("chancy", "with_chancy", 2_500, _CHANCY),
-        _on_postgres("huey-postgres", "with_huey", 800, None),  # It takes a job out of the store before it runs it.
+        _on_postgres("huey-postgres", "with_huey", 800, None),  # Huey deletes a job from the store before it runs.
         _on_postgres("saq-postgres", "with_saq", 400, "select count(*) from saq_jobs", "redis5"),
         _on_postgres("procrastinate", "with_procrastinate", 270, _PROCRASTINATE),
         _on_postgres("dbos-postgres", "with_dbos", 300, _DBOS),
@@ -136,7 +136,7 @@ class UnknownPeer(Exception):
 
 
 def chosen(text: str) -> tuple[list[Contestant], list[str]]:
-    """Read `all`, `top`, `none` or names; return who can run here, and in words who cannot and why."""
+    """Parse `all`, `top`, `none` or names; return the peers that can run here and a reason for each that cannot."""
     names: Iterable[str] = {"all": PEERS, "top": TOP, "none": ()}.get(text, text.split(","))
     unknown = set(names) - PEERS.keys()
     if unknown:

@@ -1,11 +1,11 @@
 """Run one step of a contestant in its own environment.
 
-python -m bench.peers.drive PROGRAM setup                      make what the contestant needs in its store
-python -m bench.peers.drive PROGRAM enqueue COUNT              enqueue jobs, many at once where the library can
-python -m bench.peers.drive PROGRAM spaced COUNT GAP_S START   enqueue jobs one by one, a while apart from a time on
-python -m bench.peers.drive PROGRAM worker                     work until killed
+python -m bench.peers.drive PROGRAM setup                      create the schema and queues of the contestant
+python -m bench.peers.drive PROGRAM enqueue COUNT              enqueue jobs, in batches where the library can
+python -m bench.peers.drive PROGRAM spaced COUNT GAP_S START   enqueue jobs one by one at fixed intervals
+python -m bench.peers.drive PROGRAM worker                     run a worker until killed
 
-A program has `worker()`, `producer()` (a context manager with a client, awaited or not) and, where needed, `setup()`.
+A program has `worker()`, `producer()` (a sync or async context manager that yields a client) and optionally `setup()`.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ WARM_UPS: Final = 10
 
 
 class Turns(NamedTuple):
-    """When to enqueue: from a time on, each time so much later."""
+    """When to enqueue: the start time and the interval."""
 
     gap_s: float
     start: float
 
 
 def main() -> None:
-    """Do what the command line says."""
+    """Run the step given on the command line."""
     name, command, *rest = sys.argv[1:]
     program = importlib.import_module(f"bench.peers.{name}")
     match command:
@@ -75,7 +75,7 @@ async def _awaited(producer: AbstractAsyncContextManager[Awaited], count: int, t
 
 
 def _blocking(producer: AbstractContextManager[Blocking], count: int, turns: Turns | None) -> None:
-    """The same without an event loop, since some libraries behave differently inside of one."""
+    """Enqueue without an event loop, because some libraries behave differently inside one."""
     with producer as client:
         if turns is None:
             for keys in _batches(count):
@@ -96,7 +96,7 @@ def _batches(count: int) -> Iterator[range]:
 
 
 def _moments(count: int, turns: Turns) -> Iterator[tuple[int, float]]:
-    """Yield keys, first some that do not count, and how long to rest before each. Who is late waits for his turn."""
+    """Yield keys, warm-up keys first, with the delay before each. A late producer skips to the next interval."""
     due = turns.start
     for number in range(-WARM_UPS, count):
         now = time.time()

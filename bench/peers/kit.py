@@ -1,8 +1,8 @@
-"""What the programs of all contestants share: where their stores are, and the body of every job.
+"""Shared code of all contestant programs: the addresses of their stores and the body of every job.
 
-A body calls `hit`: one append of 24 bytes (key, time before the enqueue call, time of the body's start) to a file. An
-append is atomic across threads and processes, so that one file tells how many ran, how fast, how late and how often.
-Only the standard library is used here, because this runs in the environments of the peers too.
+Each job calls `hit`, which appends 24 bytes (key, time before the enqueue call, start time of the job) to a file.
+Appends are atomic across threads and processes, so one file shows throughput, latency and duplicate runs.
+Use only the standard library here, because this module also runs in the environments of the peers.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Final
 
 RECORD: Final = struct.Struct("<QQQ")
-WARM_UP: Final = 1 << 40  # Keys from here on belong to jobs that do not count.
+WARM_UP: Final = 1 << 40  # Keys from here on belong to warm-up jobs.
 
 VARIANT: Final = os.environ.get("BENCH_VARIANT", "")
 POSTGRES: Final = os.environ.get("BENCH_POSTGRES", "")
 REDIS: Final = os.environ.get("BENCH_REDIS", "")
 SQLITE: Final = os.environ.get("BENCH_SQLITE", "")
-NUMBER: Final = int(os.environ.get("BENCH_NUMBER", "0"))  # Which of several worker processes this is.
+NUMBER: Final = int(os.environ.get("BENCH_NUMBER", "0"))  # The index of this worker process.
 
 IN_FLIGHT: Final = 100
 
@@ -30,7 +30,7 @@ _file: int | None = None
 
 
 def hit(key: int, sent_ns: int) -> None:
-    """Be the body of a job: write down that it started."""
+    """Record that a job started; every job calls this."""
     global _file
     if _file is None:
         _file = os.open(os.environ["BENCH_RECORD"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -54,13 +54,13 @@ class Awaited:
 
 
 async def in_flight(one: Callable[[int, int], Awaitable[object]], keys: Sequence[int]) -> None:
-    """Enqueue with many calls under way at once, for a client that has no call for many."""
+    """Enqueue with concurrent calls, for a client without a batch call."""
     for start in range(0, len(keys), IN_FLIGHT):
         await asyncio.gather(*(one(key, 0) for key in keys[start : start + IN_FLIGHT]))
 
 
 def become(program: str, *arguments: object) -> None:
-    """Go on as a program of this environment."""
+    """Replace this process with a program of its environment."""
     path = Path(sys.executable).parent / program
     os.execv(path, [str(path), *_texts(arguments)])
 

@@ -1,4 +1,4 @@
-"""A private Redis for the peers that need one: its own folder, its own loopback port, nothing kept on disk."""
+"""Run a private Redis for the peers that need one, with its own folder and loopback port and no persistence."""
 
 import shutil
 import socket
@@ -9,10 +9,10 @@ REPLY = b"+PONG"
 
 
 class RedisServer(Server):
-    """One Redis without persistence, which is its fastest."""
+    """A Redis server without persistence, its fastest mode."""
 
     def __init__(self) -> None:
-        # Its path as it is found: the same program does other things under other names.
+        # Do not resolve symlinks: the program behaves differently under other names.
         program = shutil.which("redis-server")
         if program is None:
             raise ServerMissing("redis-server")
@@ -32,16 +32,16 @@ class RedisServer(Server):
         self._start([self._program, *pairs], lambda: self._asked(b"PING") == REPLY)
 
     def close(self) -> None:
-        """Stop the server in the way that it listens to, and remove its folder."""
+        """Stop the server gracefully and remove its folder."""
         self.stop()
         super().close()
 
     def url(self) -> str:
-        """Return the address of its only database in use."""
+        """Return the URL of the database."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     def empty(self) -> None:
-        """Forget everything."""
+        """Delete all data."""
         if self._asked(b"FLUSHALL") != b"+OK":
             raise RuntimeError("Redis did not forget")
 

@@ -1,6 +1,6 @@
-"""A stage: a fresh store for one contestant, its processes, and the record that its jobs write.
+"""Set up a stage: a fresh store for one contestant, its processes, and the record that its jobs write.
 
-Every step runs in the contestant's own environment with a time limit, and whatever was started ends with the stage.
+Every step runs in the contestant's own environment with a time limit. Closing the stage kills every process it started.
 """
 
 import asyncio
@@ -34,12 +34,12 @@ END_S_MAX: Final = 10.0
 
 
 class Failed(Exception):
-    """A contestant did not do what it should; its last words are in the message."""
+    """A contestant failed; the message contains the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One body that ran."""
+    """One job that started."""
 
     key: int
     sent_ns: int
@@ -48,21 +48,21 @@ class Hit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drained:
-    """How long it took from the start of the first body."""
+    """Durations, measured from the start of the first job."""
 
     jobs: int
-    bodies_s: float  # Until the last body started.
-    settled_s: float  # Until the last completion was committed, where the store keeps one.
-    disturbed: float  # The part of the machine that others used meanwhile.
+    bodies_s: float  # Until the last job started.
+    settled_s: float  # Until the last completion was committed, where the store records it.
+    disturbed: float  # The share of the machine that other processes used meanwhile.
 
     @property
     def rate(self) -> float:
-        """Jobs a second, completions included."""
+        """Return the jobs per second, including completions."""
         return self.jobs / self.settled_s
 
 
 class Grounds:
-    """The servers that the contestants of one run share; Redis starts when it is first needed."""
+    """The servers that the contestants of one run share; Redis starts on first use."""
 
     def __init__(self, postgres: PostgresServer | None, workspace: Path) -> None:
         self.postgres = postgres
@@ -72,7 +72,7 @@ class Grounds:
     @classmethod
     @contextlib.contextmanager
     def of(cls, run: Run, place: Place) -> Iterator[Self]:
-        """Have the servers of a run for a while."""
+        """Open the servers of a run and close them on exit."""
         grounds = cls(place.server if isinstance(place, PostgresPlace) else None, run.folder)
         try:
             yield grounds
@@ -88,13 +88,13 @@ class Grounds:
         return self._redis
 
     def close(self) -> None:
-        """Stop what was started here."""
+        """Stop the servers started here."""
         if self._redis is not None:
             self._redis.close()
 
 
 def rivals(run: Run, place: Place) -> list[Contestant]:
-    """Return the peers that Headway on this database is compared with: a server with servers, a file with files."""
+    """Return the peers to compare with: other servers for a server database, other files for SQLite."""
     stores = ("sqlite",) if place.name == "sqlite" else ("postgresql", "redis")
     return [peer for peer in run.peers if peer.store in stores]
 
@@ -112,7 +112,7 @@ class Stage:
         self._workers: list[Process] = []
 
     async def run(self, step: str, *arguments: object) -> None:
-        """Run a step to its end."""
+        """Run a step and wait for it to finish."""
         process = await self._start(step, *arguments)
         try:
             async with asyncio.timeout(STEP_S_MAX):
@@ -131,18 +131,18 @@ class Stage:
         return Watched(process.pid)
 
     def count(self) -> int:
-        """Return how many bodies have started."""
+        """Return the number of jobs that have started."""
         return self._record.stat().st_size // RECORD.size
 
     def hits(self) -> list[Hit]:
-        """Return the bodies that have started, in the order of their start."""
+        """Return the jobs that have started, ordered by start time."""
         content = self._record.read_bytes()
         whole = content[: len(content) // RECORD.size * RECORD.size]
         hits = [Hit(*fields) for fields in RECORD.iter_unpack(whole)]
         return sorted((hit for hit in hits if hit.key < WARM_UP), key=lambda hit: hit.started_ns)
 
     async def bodies(self, count: int) -> None:
-        """Wait until so many bodies have started."""
+        """Wait until `count` jobs have started."""
         started = moved = time.monotonic()
         seen = -1
         while (now := time.monotonic()) < started + DRAIN_S_MAX and now < moved + STANDSTILL_S_MAX:
@@ -176,7 +176,7 @@ class Stage:
         )
 
     async def _settled_ns(self) -> int | None:
-        """Wait until the store has every completion, and return when it was first seen to have them."""
+        """Wait until the store has every completion; return the time when this was first seen."""
         if self._contestant.unsettled is None or self._contestant.unfinished is None:
             return None
         async with _counting(self._contestant, self._addresses) as counting:
@@ -191,12 +191,12 @@ class Stage:
         return settled_ns
 
     def last_words(self) -> str:
-        """Return the end of what the contestant's processes wrote."""
+        """Return the end of the contestant's log."""
         text = (self._workspace / "log").read_text(errors="replace")
         return text[-800:].strip() or "it said nothing"
 
     async def close(self) -> None:
-        """End every process that was started here."""
+        """Kill every process started here."""
         for worker in self._workers:
             await _end(worker)
         self._log.close()
@@ -223,13 +223,13 @@ class Stage:
 
 
 class _Counting:
-    """Counts jobs in a store, past the contestant."""
+    """Counts jobs directly in the store, bypassing the contestant."""
 
     def __init__(self, connection: asyncpg.Connection | sqlite3.Connection) -> None:
         self._connection = connection
 
     async def count(self, statement: str) -> int:
-        """Run a statement that counts."""
+        """Run a `count` statement and return its result."""
         if isinstance(self._connection, sqlite3.Connection):
             return int(self._connection.execute(statement).fetchone()[0])
         return int(await self._connection.fetchval(statement))
@@ -250,7 +250,7 @@ async def _counting(contestant: Contestant, addresses: dict[str, str]) -> AsyncI
 
 @contextlib.asynccontextmanager
 async def stage(contestant: Contestant, grounds: Grounds) -> AsyncIterator[Stage]:
-    """Give a contestant a fresh store with what it needs in it."""
+    """Create a fresh store for a contestant and run its setup."""
     workspace = Path(tempfile.mkdtemp(prefix=f"hw-{contestant.name}-", dir=grounds.workspace))
     addresses = {"BENCH_SQLITE": str(workspace / "queue.db")}
     try:
@@ -272,7 +272,7 @@ async def stage(contestant: Contestant, grounds: Grounds) -> AsyncIterator[Stage
 
 
 async def _end(process: Process) -> None:
-    """Kill a process and all that came of it."""
+    """Kill a process and all its descendants."""
     members = family(process.pid)
     for pid in members:
         with contextlib.suppress(ProcessLookupError):

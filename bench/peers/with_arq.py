@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-# The library is in the peers' own environment, so that types cannot be checked here.
-"""arq on Redis: ten jobs at once, as it has by itself (more were no faster); it looks every 10 ms, or every 500."""
+# The library is installed only in the peers' environment, so mypy cannot check its types here.
+"""arq on Redis: ten concurrent jobs, the default (more were no faster); polls every 10 ms, or every 500 ms."""
 
 import logging
 from contextlib import asynccontextmanager
@@ -15,7 +15,7 @@ settings = RedisSettings.from_dsn(REDIS)
 
 
 async def noop(_context, key, sent_ns):
-    """Be a job that does next to nothing."""
+    """Record the start and do nothing else."""
     hit(key, sent_ns)
 
 
@@ -32,7 +32,7 @@ async def producer():
 
 
 def worker():
-    """Work until killed, in the loop that the library makes."""
+    """Run a worker until killed, in the event loop that the library creates."""
     logging.disable(logging.WARNING)
     delay_s = 0.5 if "default" in VARIANT else 0.01
     Worker([noop], redis_settings=settings, max_jobs=10, keep_result=0, poll_delay=delay_s).run()

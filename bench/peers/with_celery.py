@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-# The library is in the peers' own environment, so that types cannot be checked here.
-"""Celery on Redis: one child process, or eight threads; a long prefetch, no results, nothing of its cluster talk."""
+# The library is installed only in the peers' environment, so mypy cannot check its types here.
+"""Celery on Redis: one child process, or eight threads; a long prefetch, no results, no gossip, mingle or heartbeat."""
 
 from contextlib import contextmanager
 
@@ -19,7 +19,7 @@ app.conf.update(
 
 @app.task(name="noop")
 def noop(key, sent_ns):
-    """Be a job that does next to nothing."""
+    """Record the start and do nothing else."""
     hit(key, sent_ns)
 
 
@@ -30,7 +30,7 @@ def producer():
 
 
 def worker():
-    """Work until killed."""
+    """Run a worker until killed."""
     pool = ("-P", "threads", "-c", 8) if "threads" in VARIANT else ("-P", "prefork", "-c", 1)
     quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat", "-l", "ERROR")
     become("celery", "-A", "bench.peers.with_celery", "worker", *pool, *quiet, "-n", f"w{NUMBER}@local")

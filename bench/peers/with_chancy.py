@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-# The library is in the peers' own environment, so that types cannot be checked here.
-"""Chancy on PostgreSQL: asyncio, a thousand jobs at once, eager polling. It reports completions once a second."""
+# The library is installed only in the peers' environment, so mypy cannot check its types here.
+"""Chancy on PostgreSQL: asyncio, a thousand concurrent jobs, eager polling. It reports completions once a second."""
 
 import logging
 from contextlib import asynccontextmanager
@@ -16,17 +16,17 @@ log.setLevel(logging.ERROR)
 
 @job(queue="q")
 async def noop(*, key: int, sent_ns: int):
-    """Be a job that does next to nothing."""
+    """Record the start and do nothing else."""
     hit(key, sent_ns)
 
 
 def open_app():
-    """Make an application without plugins."""
+    """Create an application without plugins."""
     return Chancy(POSTGRES, log=log)
 
 
 async def setup():
-    """Make the schema and the queue."""
+    """Create the schema and the queue."""
     async with open_app() as app:
         await app.migrate()
         executor = Chancy.Executor.Async
@@ -50,6 +50,6 @@ async def producer():
 
 
 async def worker():
-    """Work until killed."""
+    """Run a worker until killed."""
     async with open_app() as app, Worker(app) as running:
         await running.wait_for_shutdown()

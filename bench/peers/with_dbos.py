@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-# The library is in the peers' own environment, so that types cannot be checked here.
-"""DBOS on PostgreSQL or SQLite: one queue, looked at every 0.1 s, a hundred workflows at once."""
+# The library is installed only in the peers' environment, so mypy cannot check its types here.
+"""DBOS on PostgreSQL or SQLite: one queue, polled every 0.1 s, a hundred concurrent workflows."""
 
 import signal
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ def launch():
 
 
 def setup():
-    """Make the schema and the queue."""
+    """Create the schema and the queue."""
     launch()
     DBOS.destroy()
 
@@ -40,6 +40,6 @@ def producer():
 
 
 def worker():
-    """Work until killed."""
+    """Run a worker until killed."""
     launch()
     signal.pause()

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-# The library is in the peers' own environment, so that types cannot be checked here.
-"""Dramatiq on Redis: one process of eight threads, as it has by itself, and a longer prefetch."""
+# The library is installed only in the peers' environment, so mypy cannot check its types here.
+"""Dramatiq on Redis: one process with eight threads, the default, and a longer prefetch."""
 
 import os
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ dramatiq.set_broker(RedisBroker(url=REDIS))
 
 @dramatiq.actor(queue_name="default")
 def noop(key, sent_ns):
-    """Be a job that does next to nothing."""
+    """Record the start and do nothing else."""
     hit(key, sent_ns)
 
 
@@ -26,6 +26,6 @@ def producer():
 
 
 def worker():
-    """Work until killed."""
+    """Run a worker until killed."""
     os.environ["dramatiq_queue_prefetch"] = "128"  # noqa: SIM112 (that is its name)
     become("dramatiq", "bench.peers.with_dramatiq", "--processes", 1, "--threads", 8)

@@ -1,4 +1,4 @@
-"""Headway on PostgreSQL or SQLite: one worker command, which is a supervisor and its children."""
+"""Headway on PostgreSQL or SQLite: one worker command, which starts a supervisor and its children."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -16,12 +16,12 @@ app = Headway(settings=Settings(store=URL, node="bench"), name="bench")
 
 @app.task
 async def noop(key: int, sent_ns: int) -> None:
-    """Be a job that does next to nothing."""
+    """Record the start and do nothing else."""
     hit(key, sent_ns)
 
 
 async def setup() -> None:
-    """Make the schema."""
+    """Create the schema."""
     driver = open_driver(URL)
     try:
         await migrate(driver)
@@ -44,5 +44,5 @@ async def producer() -> AsyncIterator[Awaited]:
 
 
 def worker() -> None:
-    """Work with the settings that a worker has by itself."""
+    """Run a worker with the default settings until killed."""
     become("headway", "--store", URL, "worker", "--app", "bench.peers.with_headway:app")

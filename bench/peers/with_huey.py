@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-# The library is in the peers' own environment, so that types cannot be checked here.
-"""Huey on Redis, PostgreSQL or SQLite (in its own durability, which is full): one consumer of four threads."""
+# The library is installed only in the peers' environment, so mypy cannot check its types here.
+"""Huey on Redis, PostgreSQL or SQLite (with its default, full durability): one consumer with four threads."""
 
 from contextlib import contextmanager
 
@@ -18,7 +18,7 @@ else:
 
 @huey.task()
 def noop(key, sent_ns):
-    """Be a job that does next to nothing."""
+    """Record the start and do nothing else."""
     hit(key, sent_ns)
 
 
@@ -29,6 +29,6 @@ def producer():
 
 
 def worker():
-    """Work until killed, looking often where nothing wakes it."""
+    """Run a worker until killed; poll often where the store cannot wake it."""
     polling = ("-d", "0.05", "-m", "0.2")
     become("huey_consumer", "bench.peers.with_huey.huey", "-k", "thread", "-w", 4, *polling, "-q")

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-# The library is in the peers' own environment, so that types cannot be checked here.
-"""PGQueuer on PostgreSQL with asyncpg: batches of 500, or of 10 as it has by itself."""
+# The library is installed only in the peers' environment, so mypy cannot check its types here.
+"""PGQueuer on PostgreSQL with asyncpg: batches of 500, or of 10, the default."""
 
 import logging
 from contextlib import asynccontextmanager
@@ -14,7 +14,7 @@ BATCH = 10 if "default" in VARIANT else 500
 
 
 async def setup():
-    """Make the schema."""
+    """Create the schema."""
     connection = await asyncpg.connect(POSTGRES)
     await Queries(AsyncpgDriver(connection)).install()
     await connection.close()
@@ -37,7 +37,7 @@ async def producer():
 
 
 async def worker():
-    """Work with a small pool."""
+    """Run a worker with a small connection pool until killed."""
     logging.disable(logging.WARNING)
     pool = await asyncpg.create_pool(POSTGRES, min_size=2, max_size=8)
     queue = PgQueuer.from_asyncpg_pool(pool)

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-# The library is in the peers' own environment, so that types cannot be checked here.
-"""Procrastinate on PostgreSQL: fifty jobs at once, notifications on, finished jobs kept as it does by itself."""
+# The library is installed only in the peers' environment, so mypy cannot check its types here.
+"""Procrastinate on PostgreSQL: fifty concurrent jobs, notifications on, finished jobs kept, the default."""
 
 import logging
 from contextlib import asynccontextmanager
@@ -14,12 +14,12 @@ app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=POSTGR
 
 @app.task(name="noop", pass_context=False)
 async def noop(key, sent_ns):
-    """Be a job that does next to nothing."""
+    """Record the start and do nothing else."""
     hit(key, sent_ns)
 
 
 async def setup():
-    """Make the schema."""
+    """Create the schema."""
     async with app.open_async():
         await app.schema_manager.apply_schema_async()
 
@@ -39,7 +39,7 @@ async def producer():
 
 
 async def worker():
-    """Work until killed."""
+    """Run a worker until killed."""
     logging.disable(logging.WARNING)
     async with app.open_async():
         await app.run_worker_async(concurrency=50, install_signal_handlers=False)

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-# The library is in the peers' own environment, so that types cannot be checked here.
-"""RQ on Redis: a fork for every job, as it has by itself, or none; results are not kept."""
+# The library is installed only in the peers' environment, so mypy cannot check its types here.
+"""RQ on Redis: a fork for every job, the default, or none; results are not kept."""
 
 import logging
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from bench.peers.kit import REDIS, VARIANT, Blocking, hit
 
 
 def noop(key, sent_ns):
-    """Be a job that does next to nothing."""
+    """Record the start and do nothing else."""
     hit(key, sent_ns)
 
 
@@ -31,7 +31,7 @@ def producer():
 
 
 def worker():
-    """Work until killed."""
+    """Run a worker until killed."""
     logging.disable(logging.WARNING)
     kind = Worker if "fork" in VARIANT else SimpleWorker
     connection = Redis.from_url(REDIS)

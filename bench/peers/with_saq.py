@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-# The library is in the peers' own environment, so that types cannot be checked here.
-"""SAQ on Redis or PostgreSQL: ten jobs at once as it has by itself (more are no faster), finished jobs dropped."""
+# The library is installed only in the peers' environment, so mypy cannot check its types here.
+"""SAQ on Redis or PostgreSQL: ten concurrent jobs, the default (more are no faster); finished jobs are deleted."""
 
 import logging
 from contextlib import asynccontextmanager
@@ -11,19 +11,19 @@ from bench.peers.kit import POSTGRES, REDIS, VARIANT, Awaited, hit, in_flight
 
 
 def open_queue():
-    """Make a queue on the store that is meant."""
+    """Create a queue on the store of this variant."""
     if "postgres" in VARIANT:
         return Queue.from_url(POSTGRES, min_size=4, max_size=20)
     return Queue.from_url(REDIS)
 
 
 async def noop(_context, *, key, sent_ns):
-    """Be a job that does next to nothing."""
+    """Record the start and do nothing else."""
     hit(key, sent_ns)
 
 
 async def setup():
-    """Make the schema, which connecting does."""
+    """Create the schema by connecting once."""
     queue = open_queue()
     await queue.connect()
     await queue.disconnect()
@@ -43,7 +43,7 @@ async def producer():
 
 
 async def worker():
-    """Work until killed."""
+    """Run a worker until killed."""
     logging.disable(logging.WARNING)
     queue = open_queue()
     await queue.connect()

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
-# The library is in the peers' own environment, so that types cannot be checked here.
-"""taskiq on Redis: streams, which acknowledge, or a list, which does not; a hundred jobs at once."""
+# The library is installed only in the peers' environment, so mypy cannot check its types here.
+"""taskiq on Redis: streams with acknowledgements, or a list without; a hundred concurrent jobs."""
 
 from contextlib import asynccontextmanager
 
@@ -13,7 +13,7 @@ broker = ListQueueBroker(REDIS) if "list" in VARIANT else RedisStreamBroker(REDI
 
 @broker.task(task_name="noop")
 async def noop(key, sent_ns):
-    """Be a job that does next to nothing."""
+    """Record the start and do nothing else."""
     hit(key, sent_ns)
 
 
@@ -26,6 +26,6 @@ async def producer():
 
 
 def worker():
-    """Work until killed."""
+    """Run a worker until killed."""
     limits = ("--workers", 1, "--max-async-tasks", 100, "--max-prefetch", 100)
     become("taskiq", "worker", "bench.peers.with_taskiq:broker", *limits, "--log-level", "ERROR")

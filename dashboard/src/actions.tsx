@@ -1,4 +1,4 @@
-/** Everything that can be done: each asks where it destroys, shows its command, and says what happened. */
+/** All actions: each asks before it destroys something, shows its command, and reports the outcome. */
 import { apiUrl, ask, wordsOf } from "./api.ts";
 import { command } from "./cli.ts";
 import { confirm, type Answers } from "./dialog.tsx";
@@ -14,7 +14,7 @@ import type { Delivery, Job, ManyOutcome, Queue, Token, Webhook, Worker } from "
 import { Badge } from "./ui.tsx";
 import { scheduleCommand, scheduleUrl } from "./whose.ts";
 
-/** Do something, and say what came of it. */
+/** Run an action, and show its outcome. */
 export async function perform(what: () => Promise<string | Toast>, line?: string): Promise<boolean> {
   const same = line ? { command: line } : {};
   try {
@@ -29,18 +29,18 @@ export async function perform(what: () => Promise<string | Toast>, line?: string
 }
 
 type Body = Record<string, string | boolean | number | readonly string[] | Filter | undefined>;
-/** What jobs are meant, by the names that the list of jobs knows. */
+/** Filters of jobs, with the names of the list of jobs. */
 export type Filter = Readonly<Record<string, string | undefined>>;
 
-/** Leave out what is undefined or empty. */
+/** Leave out undefined and empty values. */
 const given = (body: Body): { [name: string]: Json } => Object.fromEntries(Object.entries(body).filter(([, value]) => value !== undefined && value !== "")) as { [name: string]: Json };
 
-/** Send something; what is undefined or empty is left out. */
+/** POST a body; undefined and empty values are left out. */
 const post = <Shape,>(parts: readonly string[], body?: Body): Promise<Shape> => ask<Shape>(apiUrl(parts), { method: "POST", ...(body ? { body: given(body) } : {}) });
 
 // --- jobs
 
-/** Ask a job to stop. */
+/** Cancel a job. */
 export function cancelJob(job: JobNews, after: () => void): void {
   const line = ({ reason }: { reason: string }): string => command(["jobs", "cancel", job.id], { reason });
   const isRunning = job.status === "RUNNING";
@@ -59,7 +59,7 @@ export function cancelJob(job: JobNews, after: () => void): void {
   });
 }
 
-/** Run a job once more, as a new one. */
+/** Retry a job, as a new one. */
 export async function retryJob(job: { id: string }, opensIt: boolean): Promise<void> {
   const line = command(["jobs", "retry", job.id]);
   await perform(async () => {
@@ -71,15 +71,15 @@ export async function retryJob(job: { id: string }, opensIt: boolean): Promise<v
 
 const CALLS_MAX = 50;
 
-/** Which jobs are meant: those that were picked, or all that match. */
+/** The selected jobs: by id, or all that match. */
 export type Chosen = { jobs: readonly JobNews[] } | { filter: Filter };
 
-/** Say whether this can be done to a job, as far as its state tells. */
+/** Return whether the action applies to a job, as far as its status tells. */
 function fits(verb: "retry" | "cancel", job: JobNews): boolean {
   return isFinal(job.status) === (verb === "retry") || job.status === "BLOCKED";
 }
 
-/** Retry or cancel many jobs, after one question with the count that the server found. */
+/** Retry or cancel many jobs, after one confirmation with the server's count. */
 export async function bulk(verb: "retry" | "cancel", chosen: Chosen, after: () => void): Promise<void> {
   const isRetry = verb === "retry";
   const picked = "jobs" in chosen ? chosen.jobs : [];
@@ -130,7 +130,7 @@ export async function bulk(verb: "retry" | "cancel", chosen: Chosen, after: () =
   });
 }
 
-/** Go on, a thousand at a time, until nothing is left or nothing more is done. */
+/** Repeat, a thousand jobs at a time, until none is left or none changes. */
 async function settle(verb: "retry" | "cancel", body: Body, of: string, line: string): Promise<void> {
   let total = 0;
   let close = (): void => undefined;
@@ -166,7 +166,7 @@ export async function runNow(schedule: Schedule): Promise<void> {
   }, scheduleCommand("trigger", schedule));
 }
 
-/** Stop a schedule, for a while or until it is resumed. */
+/** Pause a schedule, for a while or until it is resumed. */
 export function pauseSchedule(schedule: Schedule, after: (changed: Schedule) => void): void {
   const line = (answers: Answers): string => scheduleCommand("pause", schedule, { ...answers });
   confirm({
@@ -183,7 +183,7 @@ export function pauseSchedule(schedule: Schedule, after: (changed: Schedule) => 
   });
 }
 
-/** Let a schedule run again. */
+/** Resume a schedule. */
 export async function resumeSchedule(schedule: Schedule, after: (changed: Schedule) => void): Promise<void> {
   await perform(async () => {
     after(await ask<Schedule>(scheduleUrl(schedule, ["resume"]), { method: "POST" }));
@@ -244,7 +244,7 @@ export function toggleQueue(queue: Queue, after: () => void): void {
   });
 }
 
-/** Have a worker finish and leave. */
+/** Drain a worker. */
 export function drainWorker(worker: Worker, after: () => void): void {
   const line = command(["workers", "drain", worker.id]);
   confirm({
@@ -265,7 +265,7 @@ export function drainWorker(worker: Worker, after: () => void): void {
 
 const LETTERS_AT_ONCE = 1_000;
 
-/** Run a group of dead letters again, or take them off the list: exactly those that the server counts now. */
+/** Retry or drop a group of dead letters: exactly those that the server counts now. */
 export async function settleLetters(verb: "retry" | "drop", group: FailureGroup, after: () => void): Promise<void> {
   const which = { type: group.type, error: group.error, limit: LETTERS_AT_ONCE };
   const line = command(["dead", verb], { task: group.type, error: group.error });
@@ -314,7 +314,7 @@ export async function settleLetters(verb: "retry" | "drop", group: FailureGroup,
 
 // --- tokens and webhooks
 
-/** Let a token count no more. */
+/** Revoke a token. */
 export function revokeToken(token: Token, after: () => void): void {
   const line = command(["tokens", "revoke", token.id]);
   confirm({

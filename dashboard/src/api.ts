@@ -2,7 +2,7 @@
 import { signal } from "./signals.ts";
 import { parseExact, writeExact, type Json } from "./exact.ts";
 
-/** A request that was refused or got no answer, in words. */
+/** The error of a request that was refused or got no response. */
 export class ApiError extends Error {
   constructor(
     readonly status: number,
@@ -17,12 +17,12 @@ export class ApiError extends Error {
 
 export type Query = Readonly<Record<string, string | number | boolean | undefined | null>>;
 
-/** Whether the server asks for a token that we do not have. */
+/** Whether the server requires a token that we do not have. */
 export const needsSignIn = signal(false);
 
 const PATIENCE_MS = 30_000;
 
-/** Write the address of something in the API. */
+/** Build a URL of the API. */
 export function apiUrl(parts: readonly string[], query: Query = {}): string {
   const found = new URLSearchParams();
   for (const [name, value] of Object.entries(query)) {
@@ -32,7 +32,7 @@ export function apiUrl(parts: readonly string[], query: Query = {}): string {
   return `api/${parts.map(encodeURIComponent).join("/")}${words ? `?${words}` : ""}`;
 }
 
-/** Return where this server is, as the command line wants it. */
+/** Return the address of this server for the command line. */
 export function serverUrl(): string {
   return new URL(".", document.baseURI).href.replace(/[#?].*$/, "").replace(/\/$/, "");
 }
@@ -40,13 +40,13 @@ export function serverUrl(): string {
 export interface Sent {
   method?: "GET" | "POST" | "PUT" | "DELETE";
   body?: Json;
-  /** A body that is sent as it is written: what a person wrote keeps all its digits. */
+  /** A body that is sent verbatim, so that numbers keep all their digits. */
   text?: string;
   headers?: Readonly<Record<string, string>>;
   signal?: AbortSignal;
 }
 
-/** Ask the API, and read its answer without loss. */
+/** Send a request to the API, and parse the response without loss of digits. */
 export async function ask<Shape>(address: string, sent: Sent = {}): Promise<Shape> {
   const answer = await send(address, sent);
   const text = await answer.text();
@@ -82,7 +82,7 @@ function anyOf(first: AbortSignal, second: AbortSignal): AbortSignal {
   return both.signal;
 }
 
-/** Make words of a refusal; a proxy in between may answer in another language than JSON. */
+/** Return the message of a refusal; a proxy in between may send something other than JSON. */
 export function problemOf(status: number, text: string, retryAfter: string | null = null): ApiError {
   try {
     const found = JSON.parse(text) as { error?: { code?: string; message?: string; hint?: string }; request_id?: string };
@@ -102,7 +102,7 @@ function sentence(text: string): string {
   return /[.!?…]$/.test(first) ? first : `${first}.`;
 }
 
-/** Say an error in words, whatever it is. */
+/** Return the message of any error. */
 export function wordsOf(error: unknown): string {
   if (error instanceof ApiError) return error.hint ? `${error.message} ${sentence(error.hint)}` : error.message;
   if (error instanceof Error) return sentence(error.message);

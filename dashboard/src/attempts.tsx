@@ -1,4 +1,4 @@
-/** The attempts of a job on one line of time: how long it waited, ran, and backed off before the next one. */
+/** The attempts of a job on a timeline: waiting, running and back-off times. */
 import { duration, instant, shortId } from "./format.ts";
 import { now, stats } from "./state.ts";
 import { isFinal } from "./statuses.ts";
@@ -22,7 +22,7 @@ export interface Row {
   spans: Span[];
 }
 
-/** Make rows of the attempts that have ended and the one that goes on. */
+/** Make rows from the finished attempts and the running one. */
 export function rowsOf(job: Job, attempts: readonly Attempt[], at: number): Row[] {
   const rows: Row[] = [];
   for (const [place, one] of attempts.entries()) {

@@ -1,4 +1,4 @@
-/** Jobs for instants of the past: counted first, enqueued when the count is right. */
+/** Backfill: count the jobs for past instants first, then enqueue them. */
 import { useState } from "preact/hooks";
 import { ask } from "./api.ts";
 import { zoneOf } from "./cron.ts";

@@ -15,12 +15,12 @@ export interface Line {
 
 interface Props {
   title: string;
-  /** The same in words, for those who do not see it. */
+  /** The same in words, for screen readers. */
   summary: string;
   at: readonly number[];
   lines: readonly Line[];
   unit: "count" | "seconds";
-  /** Two lines between which most values lie, by their places. */
+  /** The indexes of two lines between which most values lie. */
   band?: readonly [number, number];
   height?: number;
 }
@@ -72,7 +72,7 @@ function dataOf(at: readonly number[], lines: readonly Line[]): uPlot.AlignedDat
 function optionsOf(element: HTMLElement, lines: readonly Line[], unit: string, band: readonly [number, number] | undefined, height: number, step: number): uPlot.Options {
   const colour = (name: string): string => colourOf(element, name);
   const said = (value: number): string => (unit === "seconds" ? duration(value * 1000) : value.toLocaleString("en-US"));
-  // Half a bar, so that the first and the last are whole.
+  // Half a bar, so that the first and the last are complete.
   const edge = lines.some((line) => line.kind === "bars") ? step / 2 : 0;
   const axis: uPlot.Axis = { stroke: colour("faint"), grid: { stroke: colour("rule"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
   return {
@@ -98,7 +98,7 @@ function optionsOf(element: HTMLElement, lines: readonly Line[], unit: string, b
   };
 }
 
-/** Ask the page what a colour is now: only an element knows which of the two themes counts. */
+/** Return the current value of a colour: only a computed style knows the active theme. */
 function colourOf(element: HTMLElement, name: string): string {
   const probe = document.createElement("i");
   probe.style.color = `var(--${name}-drawn)`;

@@ -2,15 +2,15 @@
 import { serverUrl } from "./api.ts";
 import { shellWord } from "./format.ts";
 
-/** Options by name: true is a flag, a list is given several times, and what is undefined or empty is left out. */
+/** Options by name: true is a flag, a list is repeated, and undefined or empty values are left out. */
 export type Options = Readonly<Record<string, string | true | readonly string[] | undefined>>;
 
-/** Write a command of this server. */
+/** Build a command for this server. */
 export function command(words: readonly string[], options: Options = {}): string {
   return commandAt(serverUrl(), words, options);
 }
 
-/** Write a command of a server. A name that looks like an option comes last, where none is expected any more. */
+/** Build a command for a server. A name that looks like an option comes last, after `--`. */
 export function commandAt(server: string, words: readonly string[], options: Options = {}): string {
   const dash = words.findIndex((word) => word.startsWith("-"));
   const plain = dash < 0 ? words : words.slice(0, dash);

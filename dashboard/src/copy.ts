@@ -1,7 +1,7 @@
-/** The clipboard, also where the page is served without TLS and the browser hides the newer way. */
+/** The clipboard, also for pages without TLS, where browsers hide the newer API. */
 import { say } from "./toasts.tsx";
 
-/** Copy a text and say so. */
+/** Copy a text and show a message. */
 export async function copyText(text: string, what: string): Promise<void> {
   const done = (await byClipboard(text)) || bySelection(text);
   say(done ? { words: `${what}: copied.` } : { words: "The browser blocked copying. Select the text and copy it.", tone: "warn" });

@@ -1,4 +1,4 @@
-/** Rules in words, for the common ones; the rule itself is always shown beside them. */
+/** Describe common triggers in words; the expression itself is always shown beside them. */
 import { duration } from "./format.ts";
 import type { Trigger } from "./models.ts";
 
@@ -14,7 +14,7 @@ const MACROS: Readonly<Record<string, string>> = {
   "@hourly": "0 * * * *",
 };
 
-/** Say a trigger in words; null when there are none that are better than the rule itself. */
+/** Describe a trigger in words; null if the expression itself is clearer. */
 export function inWords(trigger: Trigger): string | null {
   switch (trigger.kind) {
     case "cron":
@@ -30,7 +30,7 @@ export function inWords(trigger: Trigger): string | null {
   }
 }
 
-/** Write the rule itself: the cron text, or the words of the others. */
+/** Format the trigger itself: the cron expression, or the words of the others. */
 export function ruleText(trigger: Trigger): string {
   if (trigger.kind === "cron") return `${trigger["seconds"] === undefined ? "" : `${String(trigger["seconds"])} `}${trigger.expr ?? ""}`;
   if (trigger.kind === "every") return `every ${String(trigger["interval"] ?? "")}`;
@@ -39,7 +39,7 @@ export function ruleText(trigger: Trigger): string {
   return trigger.kind;
 }
 
-/** Return the zone by whose clock a trigger goes; undefined where that makes no difference. */
+/** Return the time zone of a trigger; undefined if that makes no difference. */
 export function zoneOf(trigger: Trigger): string | undefined {
   return typeof trigger.tz === "string" ? trigger.tz : undefined;
 }
@@ -52,7 +52,7 @@ function spoken(text: string): string {
   return match[1] === "1" ? word : `${match[1]} ${word}s`;
 }
 
-/** Say a cron text of five fields in words. */
+/** Describe a cron expression of five fields in words. */
 export function cronInWords(expr: string): string | null {
   const fields = (MACROS[expr.trim().toLowerCase()] ?? expr).trim().split(/\s+/);
   if (fields.length !== 5) return null;
@@ -91,7 +91,7 @@ function dateInWords(day: string, month: string, weekday: string): string | null
   if (months === null || weekdays === null) return null;
   const days = day === "*" || day === "?" ? "" : day.toUpperCase() === "L" ? "the last day" : dayNumbers(day);
   if (days === null) return null;
-  if (days && weekdays) return null; // "Or" in some programs, "and" in others; the rule says it better.
+  if (days && weekdays) return null; // "Or" in some programs, "and" in others; the expression is clearer.
   if (weekdays) return (weekdays === "weekdays" ? "on weekdays" : `on ${weekdays}`) + (months ? ` in ${months}` : "");
   if (days) return `on ${days} of ${months || "the month"}`;
   return months ? `every day in ${months}` : "";
@@ -133,7 +133,7 @@ function listed(words: readonly string[]): string {
   return `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
 }
 
-/** Read a duration of the API such as `1h30m` or `90s`, in milliseconds; NaN when it is none. */
+/** Parse a duration of the API such as `1h30m` or `90s`, in milliseconds; NaN if it is none. */
 export function readDuration(text: string): number {
   const sizes: Record<string, number> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000, w: 604_800_000 };
   let total = 0;
@@ -144,7 +144,7 @@ export function readDuration(text: string): number {
   return rest.trim() === "" && text.trim() !== "" ? total : Number.NaN;
 }
 
-/** Write a duration of the API the way other durations are written here. */
+/** Format a duration of the API like other durations here. */
 export function spanText(text: string): string {
   const ms = readDuration(text);
   return Number.isNaN(ms) ? text : duration(ms);

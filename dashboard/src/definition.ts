@@ -1,4 +1,4 @@
-/** Definitions of schedules between what the API shows, what a form holds and what the API takes. */
+/** Convert definitions of schedules between the API and the form. */
 import type { Options } from "./cli.ts";
 import { parseExact, writeExact, type Json } from "./exact.ts";
 import type { Schedule, Trigger } from "./models.ts";
@@ -47,7 +47,7 @@ export const EMPTY: Draft = {
 
 const RULES: Readonly<Record<string, string>> = { cron: "expr", every: "interval", after: "delay", at: "instant" };
 
-/** Make a draft of a schedule, to be changed. */
+/** Make an editable draft of a schedule. */
 export function draftOf(schedule: Schedule): Draft {
   const { trigger } = schedule;
   return {
@@ -72,10 +72,10 @@ export function draftOf(schedule: Schedule): Draft {
   };
 }
 
-// What the form does not show is kept as it is.
+// Fields that the form does not show are kept.
 const KEPT = ["queue_limit", "grace", "catch_up_limit", "catch_up_rate", "start", "end", "callback_url", "expires"] as const;
 
-/** Write the body that puts a draft; the arguments go as they were typed. Throws when they are no JSON object. */
+/** Build the PUT body of a draft, with the arguments verbatim. Throws if they are not a JSON object. */
 export function bodyOf(draft: Draft, before: Schedule | null): string {
   JSON.parse(draft.args || "{}");
   const args = parseExact(draft.args || "{}");
@@ -106,13 +106,13 @@ function triggerOf(draft: Draft, before: Schedule | null): Trigger {
   return made;
 }
 
-/** Say what a draft changes, field by field. */
+/** List the changes of a draft, field by field. */
 export function changesOf(draft: Draft, before: Schedule): [string, string, string][] {
   const old = draftOf(before);
   return (Object.keys(EMPTY) as (keyof Draft)[]).filter((name) => old[name].trim() !== draft[name].trim()).map((name) => [name, old[name], draft[name]]);
 }
 
-/** Write the command that puts a draft: it says all that the body of the request says. */
+/** Build the command that is equivalent to the PUT of a draft. */
 export function putWords(draft: Draft, before: Schedule | null): [string[], Options] {
   const isCron = draft.kind === "cron";
   const seconds = isCron && before?.trigger.kind === "cron" ? before.trigger["seconds"] : undefined;

@@ -1,4 +1,4 @@
-/** Dialogs: the browser's own, which keeps the focus inside and gives it back. One question is asked at a time. */
+/** Dialogs: the native element, which traps the focus and restores it. One dialog at a time. */
 import { signal } from "./signals.ts";
 import type { ComponentChildren, JSX } from "preact";
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
@@ -8,12 +8,12 @@ import { Command, Problem } from "./ui.tsx";
 
 export function Dialog({ title, onClose, children, isWide = false }: { title: string; onClose: () => void; children: ComponentChildren; isWide?: boolean }) {
   const element = useRef<HTMLDialogElement>(null);
-  // At once, so that what is typed next goes into it.
+  // Synchronously, so that the next key goes into it.
   useLayoutEffect(() => {
     const dialog = element.current;
     const before = document.activeElement;
     dialog?.showModal();
-    // The browser would give the focus to the closing cross. What is to be filled in comes first, then the button.
+    // The browser would focus the close button. Focus the first field instead, else the main button.
     (dialog?.querySelector<HTMLElement>("[autofocus], form :is(input, textarea, select):not(:disabled)") ?? dialog?.querySelector<HTMLElement>("[data-first]") ?? dialog?.querySelector("h2"))?.focus();
     return () => {
       dialog?.close();
@@ -29,7 +29,7 @@ export function Dialog({ title, onClose, children, isWide = false }: { title: st
         event.preventDefault();
         onClose();
       }}
-      // A browser may close it without asking, when it was asked before and nothing was touched since.
+      // A browser may close it without a cancel event, after one was refused without user interaction since.
       onClose={(event) => event.currentTarget.isConnected && onClose()}
       onMouseDown={(event) => event.target === element.current && onClose()}
     >
@@ -49,7 +49,7 @@ export function Dialog({ title, onClose, children, isWide = false }: { title: st
 interface Form {
   title: string;
   onClose: () => void;
-  /** Does it; what it throws is shown, and the form stays. */
+  /** Runs the action; an error is shown, and the form stays. */
   act: () => Promise<void>;
   /** The word on the button. */
   verb: string;
@@ -57,12 +57,12 @@ interface Form {
   isReady?: boolean;
   isWide?: boolean;
   command?: string | undefined;
-  /** What is wrong, found before anything was sent. */
+  /** A validation error, found before sending. */
   problem?: string | null;
   children: ComponentChildren;
 }
 
-/** A dialog with something to fill in, the command that does the same, and one button that does it. */
+/** A dialog with a form, the equivalent command, and one submit button. */
 export function FormDialog({ title, onClose, act, verb, isGrave = false, isReady = true, isWide = false, command, problem = null, children }: Form) {
   const [isBusy, setBusy] = useState(false);
   const [refusal, setRefusal] = useState<string | null>(null);
@@ -111,7 +111,7 @@ export function Field({ label, value, onValue, ...rest }: { label: string; value
   );
 }
 
-/** What is asked for beside yes or no. */
+/** The options of a confirmation. */
 export interface Answers {
   reason: string;
   until: string;
@@ -125,11 +125,11 @@ export interface Question {
   verb: string;
   isGrave?: boolean;
   command?: (answers: Answers) => string;
-  /** Asks for a reason, which is handed on. */
+  /** Asks for a reason, which is passed on. */
   asksReason?: boolean;
   /** Asks until when; nothing means until it is undone. */
   asksUntil?: boolean;
-  /** From so many things on, the number has to be typed. */
+  /** From this number of items on, the number has to be typed. */
   number?: number;
   act: (answers: Answers) => Promise<void>;
 }
@@ -137,7 +137,7 @@ export interface Question {
 const TYPED_FROM = 1_000;
 const question = signal<Question | null>(null);
 
-/** Ask once, with what would happen and the command that does the same. */
+/** Ask for confirmation, with the effect and the equivalent command. */
 export function confirm(asked: Question): void {
   question.value = asked;
 }

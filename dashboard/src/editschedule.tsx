@@ -1,4 +1,4 @@
-/** Make or change a schedule, with what would change shown while one types. */
+/** Create or edit a schedule, with a preview of the changes. */
 import { useEffect, useState } from "preact/hooks";
 import { apiUrl, ask, wordsOf } from "./api.ts";
 import { command } from "./cli.ts";

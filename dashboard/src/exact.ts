@@ -1,4 +1,4 @@
-/** JSON without loss: whole numbers keep all their digits, also those that a JavaScript number cannot hold. */
+/** Lossless JSON: integers keep all their digits, also those that a JavaScript number cannot hold. */
 
 /** A number as it was written, for those that a JavaScript number would change. */
 export class ExactNumber {
@@ -11,7 +11,7 @@ export class ExactNumber {
 
 export type Json = null | boolean | number | string | ExactNumber | Json[] | { [name: string]: Json };
 
-// A run of so many digits may not fit; everything shorter does, and is read by the fast parser of the browser. Only where
+// A run of this many digits may not fit; texts without one are parsed by the fast parser of the browser. Matched only where
 // a number can begin: ids are full of digits.
 const MAYBE_LONG = /(?:^|[:,[\s])-?(?:[0-9]{16}|[0-9]+\.[0-9]{15}|[0-9.]+[eE])/;
 const NUMBER = /-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?/y;
@@ -19,14 +19,14 @@ const STRING = /"(?:[^"\\\u0000-\u001f]|\\.)*"/y;
 const SPACE = /[ \t\n\r]*/y;
 const DEPTH_MAX = 200;
 
-/** Read JSON; a number that would lose digits becomes an ExactNumber. */
+/** Parse JSON; a number that would lose digits becomes an ExactNumber. */
 export function parseExact(text: string): Json {
   if (!MAYBE_LONG.test(text)) return JSON.parse(text) as Json;
   const reader = new Reader(text);
   return reader.whole();
 }
 
-/** Write JSON as it was read. */
+/** Serialize JSON with all digits. */
 export function writeExact(value: Json, indent = 0, margin = ""): string {
   if (value instanceof ExactNumber) return value.text;
   if (value === null || typeof value !== "object") return JSON.stringify(value);
@@ -44,7 +44,7 @@ export function writeExact(value: Json, indent = 0, margin = ""): string {
   return `{${inner}${parts.join(`,${inner}`)}${outer}}`;
 }
 
-/** Say whether a JavaScript number holds what was written. */
+/** Return whether a JavaScript number holds the written value. */
 export function fits(text: string): boolean {
   const value = Number(text);
   if (!Number.isFinite(value)) return false;
@@ -90,7 +90,7 @@ class Reader {
       this.space();
       const name = JSON.parse(this.take(STRING)) as string;
       if (!this.skip(":")) this.fail();
-      // Not by assignment: a field that is called __proto__ is a field like any other.
+      // Not by assignment: a field named __proto__ is an ordinary field.
       Object.defineProperty(found, name, { value: this.value(depth + 1), enumerable: true, writable: true, configurable: true });
     } while (this.skip(","));
     if (!this.skip("}")) this.fail();

@@ -22,14 +22,14 @@ const WORDS: Readonly<Record<string, (typeof FIELDS)[number]>> = {
   ended: "ended",
 };
 
-/** Read the filters out of an address. */
+/** Parse the filters from an address. */
 export function filtersOf(query: Readonly<Record<string, string>>): Filters {
   const found: Filters = {};
   for (const name of FIELDS) if (query[name]) found[name] = query[name];
   return found;
 }
 
-/** Read what was typed: `status:failed task:report since:24h some text`, with quotes where a value has spaces. */
+/** Parse the search text: `status:failed task:report since:24h some text`, with quotes if a value has spaces. */
 export function readWords(text: string): Filters {
   const found: Filters = {};
   const rest: string[] = [];
@@ -51,7 +51,7 @@ function statusOf(value: string): string {
 
 const SIZES: Readonly<Record<string, number>> = { m: MINUTE, h: HOUR, d: DAY, w: 7 * DAY };
 
-/** Turn `24h` into the time it means; a time stays what it is. */
+/** Turn `24h` into a time; a time is returned unchanged. */
 export function sinceTime(text: string | undefined, now: number): string | undefined {
   if (!text) return undefined;
   const match = /^(\d{1,6})([mhdw])$/.exec(text);
@@ -60,7 +60,7 @@ export function sinceTime(text: string | undefined, now: number): string | undef
   return Number.isNaN(at) ? undefined : new Date(at).toISOString();
 }
 
-/** Write filters as the API takes them. Times that were meant from now on back are fixed now. */
+/** Convert filters for the API. Relative times are resolved now. */
 export function queryOf({ since, until, ended, ...rest }: Filters, now: number): Record<string, string> {
   const found: Record<string, string | undefined> = { ...rest, created_after: sinceTime(since, now), created_before: sinceTime(until, now), finished_after: sinceTime(ended, now) };
   return Object.fromEntries(Object.entries(found).filter((pair): pair is [string, string] => Boolean(pair[1])));
@@ -68,7 +68,7 @@ export function queryOf({ since, until, ended, ...rest }: Filters, now: number):
 
 const FLAGS: Readonly<Record<string, string>> = { type: "task", q: "text" };
 
-/** Write such a query as options of the command line, by the names that it has there. */
+/** Convert such a query to options of the command line. */
 export function flagsOf(query: Readonly<Record<string, string | undefined>>): Record<string, string | undefined> {
   return Object.fromEntries(Object.entries(query).map(([name, value]) => [FLAGS[name] ?? name.replaceAll("_", "-"), value]));
 }

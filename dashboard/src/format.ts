@@ -1,4 +1,4 @@
-/** How figures, times and texts are written. Pure functions: what they need to know comes in. */
+/** Format numbers, times and texts. Pure functions. */
 
 export const SECOND = 1000;
 export const MINUTE = 60 * SECOND;
@@ -13,7 +13,7 @@ const UNITS: readonly (readonly [string, number])[] = [
   ["s", SECOND],
 ];
 
-/** Write a length of time with its two largest parts: `4m 12s`, `0.5s`, `3d 2h`. */
+/** Format a duration with its two largest parts: `4m 12s`, `0.5s`, `3d 2h`. */
 export function duration(ms: number): string {
   if (!Number.isFinite(ms)) return "–";
   if (ms < 0) return `-${duration(-ms)}`;
@@ -36,7 +36,7 @@ function trimmed(text: string): string {
   return text.endsWith(".0") ? text.slice(0, -2) : text;
 }
 
-/** Write a time as seen from now, in one part: `12s ago`, `in 4m`, `now`. */
+/** Format a time relative to now, in one part: `12s ago`, `in 4m`, `now`. */
 export function relative(at: number, now: number): string {
   const away = at - now;
   const size = Math.abs(away);
@@ -46,7 +46,7 @@ export function relative(at: number, now: number): string {
   return away > 0 ? `in ${words}` : `${words} ago`;
 }
 
-/** Write a countdown, with two parts where the first alone says too little: `in 1m 05s`. */
+/** Format a countdown, with two parts if the first alone is too coarse: `in 1m 05s`. */
 export function countdown(at: number, now: number): string {
   const away = at - now;
   if (away < SECOND) return "now";
@@ -57,18 +57,18 @@ export function countdown(at: number, now: number): string {
   return away >= HOUR ? `in ${duration(away)}` : relative(at, now);
 }
 
-/** Say how long a job will still take by its own account: `about 4m 12s left`; nothing once that time has passed. */
+/** Format the time left as the job estimates it: `about 4m 12s left`; empty once that time has passed. */
 export function timeLeft(at: string | null | undefined, now: number): string {
   const left = instant(at) - now;
   return left > 0 ? `about ${duration(Math.ceil(left / SECOND) * SECOND)} left` : "";
 }
 
-/** Read a time of the API; NaN when there is none. */
+/** Parse a time of the API; NaN if there is none. */
 export function instant(text: string | null | undefined): number {
   return text ? Date.parse(text) : Number.NaN;
 }
 
-/** Write a time of day and date by the clock of a zone: `2027-03-28 03:00:00 +02:00`. */
+/** Format date and time in a time zone: `2027-03-28 03:00:00 +02:00`. */
 export function inZone(at: number, zone: string | undefined): string {
   const parts = partsIn(at, zone);
   if (parts === null) return "";
@@ -76,7 +76,7 @@ export function inZone(at: number, zone: string | undefined): string {
   return `${parts.date} ${parts.time} ${offsetText(offset)}`;
 }
 
-/** Return the date of a time by the clock of a zone: `2027-03-28`. */
+/** Return the date of a time in a time zone: `2027-03-28`. */
 export function dateIn(at: number, zone: string | undefined): string {
   return partsIn(at, zone)?.date ?? "";
 }
@@ -111,7 +111,7 @@ function formatterOf(zone: string | undefined): Intl.DateTimeFormat | null {
       second: "2-digit",
     });
   } catch {
-    return null; // A zone that this browser does not know.
+    return null; // The browser does not know the zone.
   }
 }
 
@@ -122,17 +122,17 @@ function offsetText(offset: number): string {
   return `${offset < 0 ? "-" : "+"}${two(Math.floor(minutes / 60))}:${two(minutes % 60)}`;
 }
 
-/** Write a number with separators between its thousands. */
+/** Format a number with thousands separators. */
 export function count(number: number): string {
   return number.toLocaleString("en-US");
 }
 
-/** Write a number of things: `1 job`, `2,000 jobs`. */
+/** Format a number with its noun: `1 job`, `2,000 jobs`. */
 export function counted(number: number, word: string, many = `${word}s`): string {
   return `${count(number)} ${number === 1 ? word : many}`;
 }
 
-/** Write a share: `0.06%`, `12%`. */
+/** Format a share: `0.06%`, `12%`. */
 export function percent(share: number): string {
   const value = share * 100;
   if (value === 0) return "0%";
@@ -140,7 +140,7 @@ export function percent(share: number): string {
   return `${trimmed(value < 1 ? value.toFixed(2) : value.toFixed(value < 10 ? 1 : 0))}%`;
 }
 
-/** Write a rate: `42/s`, `3.5/min`. */
+/** Format a rate: `42/s`, `3.5/min`. */
 export function rate(perSecond: number): string {
   if (perSecond >= 10) return `${count(Math.round(perSecond))}/s`;
   if (perSecond >= 1) return `${trimmed(perSecond.toFixed(1))}/s`;
@@ -148,38 +148,38 @@ export function rate(perSecond: number): string {
   return perSecond > 0 ? `${trimmed((perSecond * 3600).toFixed(1))}/h` : "0/s";
 }
 
-/** Shorten an id to what tells it apart at a glance: its kind and its last six characters. */
+/** Shorten an id to its kind and its last six characters. */
 export function shortId(id: string): string {
   const under = id.indexOf("_");
   return id.length - under > 8 ? `…${id.slice(-6)}` : id;
 }
 
-/** Cut a text that is too long for a line. */
+/** Truncate a text that is too long for a line. */
 export function clip(text: string, most: number): string {
   return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
 
-/** Make what a shell takes for one word of any text. */
+/** Quote any text as one word for a shell. */
 export function shellWord(text: string): string {
   if (/^[A-Za-z0-9_@%+=:,./-]+$/.test(text)) return text;
   return `'${text.replaceAll("'", "'\\''")}'`;
 }
 
-// What cannot be seen but changes what is: written out, so that a log line shows what it really has.
+// Invisible characters that change the display: they are escaped, so that a log line shows its real content.
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 
-/** Say which attempt a job is at, as everywhere: `2/3`, or `5 (1 of 3 failed)` where some did not count. */
+/** Format the attempt of a job: `2/3`, or `5 (1 of 3 failed)` if some did not count. */
 export function tries(job: { attempts: number; failures: number; max_attempts: number }): string {
   const isPlain = job.attempts <= job.max_attempts && (job.failures === job.attempts || job.failures === job.attempts - 1);
   return isPlain ? `${job.attempts}/${job.max_attempts}` : `${job.attempts} (${job.failures} of ${job.max_attempts} failed)`;
 }
 
-/** Write out control characters and marks of direction. */
+/** Escape control characters and bidirectional marks. */
 export function visible(text: string): string {
   return text.replace(HIDDEN, (mark) => `\\u${mark.charCodeAt(0).toString(16).padStart(4, "0")}`);
 }
 
-/** Return an address that may be a link: http and https only. */
+/** Return a URL that may be a link: http and https only. */
 export function safeUrl(text: string): string | null {
   if (!/^https?:\/\//i.test(text) || text.length > 2048) return null;
   try {

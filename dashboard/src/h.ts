@@ -1,2 +1,2 @@
-/** What elements are made by; the build puts it into every module that has some, because it is shorter than the rest. */
+/** The JSX factory; the build injects it into every module with JSX. */
 export { Fragment, h } from "preact";

@@ -7,7 +7,7 @@ const CELL = 13;
 const WEEKS = 53;
 const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
-/** Draw the weeks up to a day; a year has parts of 53 of them. Days before the first one that is meant are left out. */
+/** Draw the weeks up to a day; a year touches 53 of them. Days before the first one are left out. */
 export function HeatMap({ days, from, last }: { days: ReadonlyMap<string, DayCount>; from: string; last: string }) {
   const cells = useMemo(() => {
     const end = Date.parse(`${last}T00:00:00Z`);

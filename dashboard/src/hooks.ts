@@ -1,4 +1,4 @@
-/** Reading for pages: once, again when told to, and not any more when the page is left. */
+/** Data loading for pages: once, again on request, and cancelled when the page is left. */
 import { useCallback, useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { ask, wordsOf } from "./api.ts";
 import { hear, liveState, onReadAgain, type News } from "./live.ts";
@@ -12,7 +12,7 @@ export interface Read<Shape> {
   set: (data: Shape) => void;
 }
 
-/** Read an address, and again when it changes or everything is read again; null reads nothing. With `keeps`, what was read at the address before stays until the new answer is there. */
+/** Load a URL, and again when it changes or everything is reloaded; null loads nothing. With `keeps`, the data of the previous URL stays until the new response arrives. */
 export function useRead<Shape>(address: string | null, options: { every?: number; keeps?: boolean } = {}): Read<Shape> {
   const [state, setState] = useState<{ address: string | null; data: Shape | null; problem: string | null; status: number; isReading: boolean }>({
     address,
@@ -39,7 +39,7 @@ export function useRead<Shape>(address: string | null, options: { every?: number
     );
   }, [address]);
 
-  // Before the first paint, not after it: the answer is on its way while that is drawn.
+  // Before the first paint: the request is in progress while the page is drawn.
   useLayoutEffect(() => {
     again();
     const leave = onReadAgain(again);
@@ -55,7 +55,7 @@ export function useRead<Shape>(address: string | null, options: { every?: number
   return { data: isMine ? state.data : null, problem: isMine ? state.problem : null, status: state.status, isReading: state.isReading || !isMine, again, set };
 }
 
-/** Do something every so often while somebody looks. */
+/** Call a function at intervals while the page is visible. */
 export function useEvery(every: number | undefined, what: () => void): void {
   const latest = useRef(what);
   latest.current = what;
@@ -68,14 +68,14 @@ export function useEvery(every: number | undefined, what: () => void): void {
   }, [every]);
 }
 
-/** Hear news while the page is shown. */
+/** Receive job events while the page is shown. */
 export function useNews(listener: (news: readonly News[]) => void): void {
   const latest = useRef(listener);
   latest.current = listener;
   useLayoutEffect(() => hear((news) => latest.current(news)), []);
 }
 
-/** Return a function that does something at most once in so long, with the last call counting. */
+/** Throttle a function; the last call counts. */
 export function useCalm(what: () => void, ms: number): () => void {
   const latest = useRef(what);
   latest.current = what;
@@ -90,7 +90,7 @@ export function useCalm(what: () => void, ms: number): () => void {
   }, [ms]);
 }
 
-/** Return a value that follows another one once that has been still for a while. */
+/** Debounce a value. */
 export function useSettled<Value>(value: Value, ms: number): Value {
   const [settled, setSettled] = useState(value);
   useEffect(() => {
@@ -100,7 +100,7 @@ export function useSettled<Value>(value: Value, ms: number): Value {
   return settled;
 }
 
-/** Name the page in the title of the window. */
+/** Set the title of the window. */
 export function useTitle(title: string): void {
   useEffect(() => {
     document.title = title === "" ? "Headway" : `${title} · Headway`;

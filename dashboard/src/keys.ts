@@ -1,4 +1,4 @@
-/** The keyboard: one letter does one thing, unless somebody writes; `g` waits for a second letter. */
+/** Keyboard shortcuts: single letters, except in text fields; `g` waits for a second letter. */
 import { signal } from "./signals.ts";
 import { go } from "./router.ts";
 import { nextTheme, shortcuts } from "./state.ts";
@@ -38,7 +38,7 @@ type Handler = (event: KeyboardEvent) => void;
 const handlers: Map<string, Handler>[] = [];
 let waitsForPage = 0;
 
-/** Give keys a meaning while a page is shown; the latest page counts. */
+/** Register shortcuts while a page is shown; the latest page wins. */
 export function bindKeys(keys: Readonly<Record<string, Handler>>): () => void {
   const own = new Map(Object.entries(keys));
   handlers.push(own);
@@ -48,7 +48,7 @@ export function bindKeys(keys: Readonly<Record<string, Handler>>): () => void {
   };
 }
 
-/** Listen to the keyboard from now on. */
+/** Start to listen to the keyboard. */
 export function startKeys(): void {
   document.addEventListener("keydown", (event) => {
     if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
@@ -70,7 +70,7 @@ function take(event: KeyboardEvent): boolean {
     if (page) go(`#/${page.path}`);
     return page !== undefined;
   }
-  // Enter on a link or a button is theirs.
+  // Links and buttons handle Enter themselves.
   if (key === "Enter" && event.target instanceof HTMLElement && event.target.closest("a, button, summary, time")) return false;
   for (const own of [...handlers].reverse()) {
     const handler = own.get(key);

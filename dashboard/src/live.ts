@@ -4,12 +4,12 @@
  *   connecting → live ⇄ reconnecting → polling (no stream gets through; everything is read every few seconds)
  *   paused (by the user) · asleep (the tab has been hidden for a minute)
  *
- * Of several tabs one has the connection, by a lock of the browser, and tells the others what it hears; a server allows a
- * browser six connections, and a seventh tab would get no answer to anything. When that tab is closed, paused or asleep,
- * the next one goes on behind the last event. Where a browser has no locks (pages without TLS from another host), each tab
- * has a connection of its own.
+ * Of several tabs one has the connection, by a Web Lock, and forwards its events to the others; a browser allows six
+ * connections to a server, and a seventh tab would get no response at all. When that tab is closed, paused or asleep,
+ * the next one resumes after the last event. Without Web Locks (pages without TLS from another host), each tab
+ * has its own connection.
  *
- * Pages hear batches of news four times a second at most, and "read again" after a gap, a pause, or by polling.
+ * Pages get batches of job events at most four times a second, and "reload" after a gap or a pause, or when polling.
  */
 import { signal } from "./signals.ts";
 import { parseExact } from "./exact.ts";
@@ -31,12 +31,12 @@ const FAILURES_TO_POLL = 3;
 const NEWS_KINDS = ["status", "progress", "done"];
 const WAIT_MS_MAX = 15_000;
 
-/** How long to wait before the next connection: doubling from a second. */
+/** The back-off before the next connection: doubling from a second. */
 export function waitBefore(failures: number): number {
   return Math.min(WAIT_MS_MAX, 1_000 * 2 ** Math.max(0, failures - 1));
 }
 
-/** Which state a broken connection leaves us in. */
+/** The state after a broken connection. */
 export function stateAfter(failures: number): LiveState {
   return failures >= FAILURES_TO_POLL ? "polling" : "reconnecting";
 }
@@ -60,7 +60,7 @@ let tabs: BroadcastChannel | null = null;
 let waiting: AbortController | null = null;
 let release: (() => void) | null = null;
 
-/** What one tab tells the others. */
+/** A message between tabs. */
 interface Word {
   state?: LiveState;
   place?: string | null;
@@ -70,24 +70,24 @@ interface Word {
   data?: string;
 }
 
-/** Hear what happens to jobs, until the returned function is called. */
+/** Subscribe to job events, until the returned function is called. */
 export function hear(listener: Hear): () => void {
   hearers.add(listener);
   return () => hearers.delete(listener);
 }
 
-/** Be told to read again what is shown, until the returned function is called. */
+/** Subscribe to reload requests, until the returned function is called. */
 export function onReadAgain(listener: Again): () => void {
   readers.add(listener);
   return () => readers.delete(listener);
 }
 
-/** Have everything that is shown be read again. */
+/** Reload everything that is shown. */
 export function readAgain(): void {
   for (const listener of [...readers]) listener();
 }
 
-/** Connect, and stay connected. `trouble` is called when a connection was refused: the token may count no more. */
+/** Connect, and stay connected. `trouble` is called when a connection was refused: the token may be invalid. */
 export function startLive(trouble: () => void): void {
   onTrouble = trouble;
   if (navigator.locks && typeof BroadcastChannel === "function") {
@@ -102,13 +102,13 @@ export function startLive(trouble: () => void): void {
   join();
 }
 
-/** Stop what moves on the page, or let it move again. */
+/** Pause or resume live updates. */
 export function togglePause(): void {
   if (liveState.value === "paused") return wake();
   leave("paused");
 }
 
-/** Ask for nothing more: without a token every try would count as a wrong one. */
+/** Stop all requests: without a token each would count as a wrong one. */
 export function stopLive(): void {
   leave("asleep");
 }
@@ -131,7 +131,7 @@ function nameOfServer(): string {
   return `headway ${new URL(".", document.baseURI).pathname}`;
 }
 
-/** Have the connection when nobody has it, and listen to whoever has it until then. */
+/** Take the connection when no other tab has it, and listen to the one that has it until then. */
 function join(): void {
   if (tabs === null) return connect();
   waiting?.abort();
@@ -139,11 +139,11 @@ function join(): void {
   const hold = (): Promise<void> =>
     new Promise((done) => {
       release = done;
-      // Who had it may have missed nothing; without a place to go on from, we cannot know.
+      // Without a position to resume from, we cannot know whether events were missed.
       if (place === null && liveState.value !== "connecting") hadGap = true;
       connect();
     });
-  navigator.locks.request(nameOfServer(), { signal: mine.signal }, hold).catch(() => undefined); // Refused when we left before.
+  navigator.locks.request(nameOfServer(), { signal: mine.signal }, hold).catch(() => undefined); // Rejected if we were stopped before.
   tabs.postMessage({ asks: true } satisfies Word);
 }
 
@@ -155,7 +155,7 @@ function leave(state: LiveState): void {
   release = null;
 }
 
-/** Tell the other tabs, when we are the one that has the connection. */
+/** Send a message to the other tabs, if this tab has the connection. */
 function tellTabs(word: Word): void {
   if (release !== null) tabs?.postMessage(word);
 }
@@ -240,7 +240,7 @@ function collect(kind: string, data: string): void {
   try {
     batch.push({ kind, job: parseExact(data) as unknown as JobNews });
   } catch {
-    return; // Half an event of a connection that broke; the next one tells it again.
+    return; // An incomplete event of a broken connection; the next one sends it again.
   }
   if (!batchTimer) batchTimer = window.setTimeout(tell, BATCH_MS);
 }
@@ -255,7 +255,7 @@ function tell(): void {
 function broken(opened: EventSource): void {
   failures++;
   become(stateAfter(failures));
-  opened.close(); // We say when to come back, not the browser: it would try every second, for ever.
+  opened.close(); // We reconnect ourselves: the browser would try every second, for ever.
   clearInterval(pollTimer);
   if (failures >= FAILURES_TO_POLL) pollTimer = window.setInterval(allReadAgain, POLL_MS);
   if (failures === 1) hadGap = true;

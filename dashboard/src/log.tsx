@@ -1,4 +1,4 @@
-/** The log of a job: its end first, older lines on demand; follows it while it grows, until one scrolls away. */
+/** The log of a job: its end first, older lines on demand; follows new lines until the user scrolls away. */
 import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { apiUrl, ask, wordsOf } from "./api.ts";
 import { copyText } from "./copy.ts";
@@ -13,7 +13,7 @@ const PAGE = 200;
 const SHOWN_MAX = 5_000;
 const EVERY_MS = SECOND;
 
-/** Say who has logged a line, and how bad it is where that is worth a word. */
+/** Return the logger of a line, and its level if that is notable. */
 function sourceOf({ level = "info", logger }: LogLine): string {
   return [level === "info" ? "" : level.toUpperCase(), logger ?? ""].filter(Boolean).join(" ");
 }
@@ -29,7 +29,7 @@ export function Log({ id, isOver }: { id: string; isOver: boolean }) {
   const last = useRef<number | null>(null);
   const isReading = useRef(false);
   const frame = useRef<HTMLDivElement>(null);
-  // How far the end was below what is seen, to be kept when lines come in above it.
+  // The distance to the end, kept when older lines are inserted above.
   const keeps = useRef<number | null>(null);
   const scrolled = useRef(0);
 
@@ -103,7 +103,7 @@ export function Log({ id, isOver }: { id: string; isOver: boolean }) {
     const element = frame.current;
     if (element === null) return;
     const isAtEnd = element.scrollHeight - element.scrollTop - element.clientHeight < 30;
-    // The page is told of a scroll a frame later. Lines that came meanwhile are no wish to stop; going up is one.
+    // The scroll event comes a frame later. New lines meanwhile do not mean that the user scrolled; moving up does.
     const goesUp = element.scrollTop < scrolled.current;
     scrolled.current = element.scrollTop;
     if (isAtEnd || goesUp) setFollows(isAtEnd);

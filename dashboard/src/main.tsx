@@ -1,4 +1,4 @@
-/** The beginning: who we are, the live connection, and the page of the address. */
+/** The entry point: load the caller, open the live connection, and show the page of the address. */
 import { effect } from "./signals.ts";
 import { Component, render, type ComponentChildren } from "preact";
 import { useTitle } from "./hooks.ts";
@@ -52,7 +52,7 @@ function Nowhere() {
   );
 }
 
-/** A mistake of ours in one page must not take the others with it. */
+/** An error boundary: a bug in one page must not break the others. */
 class Guard extends Component<{ address: string; children: ComponentChildren }, { words: string | null; address: string }> {
   override state = { words: null as string | null, address: this.props.address };
 

@@ -1,25 +1,25 @@
-/** What is told about jobs, put together with what is known: never backwards, never jumping. */
+/** Merge job events into known jobs: never older versions, and rows keep their places. */
 import type { Filters } from "./filters.ts";
 import type { JobNews } from "./models.ts";
 
-/** Say whether news are newer than what is known; a running job tells several times of one version. */
+/** Return whether an event is newer than the known job; a running job sends several events per version. */
 export function isNewer(news: { version: number; live?: number }, known: { version: number; live?: number }): boolean {
   if (news.version !== known.version) return news.version > known.version;
   return (news.live ?? 0) > (known.live ?? 0);
 }
 
-/** Put news into a job; null when it knows them. */
+/** Merge an event into a job; null if it is not newer. */
 export function merged<Known extends JobNews>(known: Known, news: JobNews): Known | null {
   if (known.id !== news.id || !isNewer(news, known)) return null;
   const { live, omitted, ...rest } = news;
   const after: Known = { ...known, ...rest };
-  if (omitted?.includes("metadata")) after.metadata = { ...known.metadata, ...news.metadata }; // Too large to be told.
+  if (omitted?.includes("metadata")) after.metadata = { ...known.metadata, ...news.metadata }; // Too large for an event.
   if (live === undefined) delete after.live;
   else after.live = live;
   return after;
 }
 
-/** Put news into a list, in place: rows keep their order. Returns the same list when nothing changed. */
+/** Merge events into a list: rows keep their order. Returns the same list if nothing changed. */
 export function mergedList<Known extends JobNews>(list: readonly Known[], news: readonly JobNews[]): readonly Known[] {
   const byId = new Map<string, JobNews>();
   for (const one of news) {
@@ -37,7 +37,7 @@ export function mergedList<Known extends JobNews>(list: readonly Known[], news: 
   return hasChanged ? after : list;
 }
 
-/** Say whether a new job belongs into a list with these filters; where news do not tell, it does not. */
+/** Return whether a new job belongs into a list with these filters; false if the event lacks the field. */
 export function matches(job: JobNews, wanted: Filters): boolean {
   const text = wanted.q?.toLowerCase();
   return (

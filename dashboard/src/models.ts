@@ -1,4 +1,4 @@
-/** What the pages read beyond the generated types: live news of jobs, triggers, pages of lists. */
+/** Types beyond the generated ones: job events, triggers, pages of lists. */
 import type { Json } from "./exact.ts";
 import type { Detail, Failure, Me, Preview, Schedule as StoredSchedule, Status } from "./types.ts";
 
@@ -16,7 +16,7 @@ export const STATUSES = [
 
 export type Role = Me["role"];
 
-/** What the stream tells of a job. */
+/** A job event of the stream. */
 export interface JobNews {
   id: string;
   type: string;
@@ -58,7 +58,7 @@ export interface Schedule extends Omit<StoredSchedule, "trigger"> {
   next?: Preview[];
 }
 
-/** Jobs of one task that failed alike; numbers and ids in their errors may differ. */
+/** Jobs of one task with the same error; numbers and ids in it may differ. */
 export interface FailureGroup {
   type: string;
   error: string;
@@ -76,7 +76,7 @@ export interface Failures {
   is_exact: boolean;
 }
 
-/** What was done to dead letters, or would be. */
+/** The outcome, or planned outcome, of an action on dead letters. */
 export interface Letters {
   count: number;
   ids: string[];
@@ -84,7 +84,7 @@ export interface Letters {
   more: boolean;
 }
 
-/** How many jobs of a queue may run at once; absent where no limit is set. */
+/** How many jobs of a queue may run at once; absent without a limit. */
 export interface Limited {
   limit?: number | null;
 }

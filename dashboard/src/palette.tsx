@@ -1,4 +1,4 @@
-/** Ctrl-K: go anywhere by typing a few letters. Looks up schedules and jobs as one types. */
+/** The command palette (Ctrl-K). Searches schedules and jobs while the user types. */
 import { useEffect, useRef, useState } from "preact/hooks";
 import { apiUrl, ask } from "./api.ts";
 import { Dialog } from "./dialog.tsx";

@@ -1,4 +1,4 @@
-/** The last occurrences of a schedule as a row of marks: shape and colour say how each went. */
+/** The last occurrences of a schedule as a row of marks: shape and colour show the outcome. */
 import type { JSX } from "preact";
 import { counted } from "./format.ts";
 import { lookOf } from "./statuses.ts";
@@ -7,13 +7,13 @@ import type { Job, Occurrence, Recent } from "./types.ts";
 import { SHAPES } from "./ui.tsx";
 import { scheduleHref } from "./whose.ts";
 
-/** Put what was decided together with what became of it. */
+/** Combine decisions with the statuses of their jobs. */
 export function joined(occurrences: readonly Occurrence[], jobs: readonly Job[]): (Occurrence & { status: string | null })[] {
   const states = new Map(jobs.map((job) => [job.id, job.status]));
   return occurrences.map((one) => ({ ...one, status: (one.job_id !== null && states.get(one.job_id)) || null }));
 }
 
-/** Say how an occurrence looks: by its job where it has one. */
+/** Return the style of an occurrence: by its job if it has one. */
 export function stateOfRecent(outcome: string, jobStatus: string | null): string {
   return outcome === "fired" && jobStatus !== null ? jobStatus : outcome;
 }
@@ -21,12 +21,12 @@ export function stateOfRecent(outcome: string, jobStatus: string | null): string
 const SHOWN = 20;
 const APART = 17;
 
-/** Say how one of them went, and why. */
+/** Describe the outcome of one occurrence, with the reason. */
 function wordsOf(one: Recent): string {
   return `${one.at}: ${lookOf(stateOfRecent(one.outcome, one.job_status)).word.toLowerCase()}${one.count > 1 ? ` ×${one.count}` : ""}, ${one.reason}`;
 }
 
-/** One picture for all marks of a row: a list has a thousand of them, and each must cost little. */
+/** One SVG for all marks of a row: a list has a thousand marks, so each must be cheap. */
 export function Dots({ schedule }: { schedule: Schedule }) {
   const marks = schedule.recent ?? [];
   // The title follows the pointer, for the mark below it.
@@ -53,7 +53,7 @@ export function Dots({ schedule }: { schedule: Schedule }) {
   );
 }
 
-/** Say in words what the marks show. */
+/** Describe the marks in words. */
 export function summaryOf(marks: readonly Recent[]): string {
   if (!marks.length) return "none yet";
   const numbers = new Map<string, number>();

@@ -7,7 +7,7 @@ export interface Route {
   query: Readonly<Record<string, string>>;
 }
 
-/** Read an address. */
+/** Parse an address. */
 export function readHash(hash: string): Route {
   const [path = "", query = ""] = hash.replace(/^#?\/?/, "").split(/\?(.*)/s);
   const parts = path.split("/").filter(Boolean).map(decoded);
@@ -16,7 +16,7 @@ export function readHash(hash: string): Route {
   return { path: parts, query: found };
 }
 
-/** Write an address; what is empty is left out. */
+/** Build an address; empty values are left out. */
 export function href(path: readonly string[], query: Readonly<Record<string, string | undefined>> = {}): string {
   const found = new URLSearchParams();
   for (const [name, value] of Object.entries(query)) if (value) found.set(name, value);
@@ -34,7 +34,7 @@ function decoded(part: string): string {
 
 export const route = signal<Route>({ path: [], query: {} });
 
-/** Go somewhere; `replace` leaves no step in the history, for what changes with every key. */
+/** Navigate; `replace` adds no history entry, for addresses that change with every key. */
 export function go(address: string, replace = false): void {
   if (replace) {
     history.replaceState(history.state, "", address);
@@ -46,7 +46,7 @@ export function go(address: string, replace = false): void {
 
 let seen = 0;
 
-/** Go back to the page before; where there is none of ours, to the one above, so that nobody leaves by accident. */
+/** Go back to the previous page; without one of ours, go to the parent, so that users do not leave by accident. */
 export function goBack(above: string): void {
   if (seen > 0) history.back();
   else go(above);
@@ -57,7 +57,7 @@ export function startRouter(): void {
   const read = (): void => {
     route.value = readHash(location.hash);
   };
-  // Each page of ours knows how many of ours are before it, also after a reload and after going back.
+  // Each history entry stores how many of our pages precede it, also after a reload.
   const count = (): void => {
     const known: unknown = (history.state as { seen?: unknown } | null)?.seen;
     if (typeof known === "number") seen = known;

@@ -1,17 +1,18 @@
 /** A new job like an old one, with other arguments. */
 import { useState } from "preact/hooks";
 import { apiUrl, ask } from "./api.ts";
-import { command, type Options } from "./cli.ts";
+import { command } from "./cli.ts";
 import { FormDialog } from "./dialog.tsx";
 import { parseExact, writeExact, type Json } from "./exact.ts";
 import { shortId } from "./format.ts";
+import { jobFlags, optionsOf } from "./joboptions.ts";
 import { go, href } from "./router.ts";
 import { seesAll } from "./state.ts";
 import { isFinal } from "./statuses.ts";
 import { say } from "./toasts.tsx";
 import type { Job } from "./types.ts";
 
-/** Say what is wrong with arguments that were typed; null when nothing is. What is masked only the job itself knows. */
+/** Validate typed arguments; null if they are valid. Only the stored job has masked values. */
 export function checkArgs(text: string, mayMask: boolean): string | null {
   let value: Json;
   try {
@@ -35,11 +36,11 @@ export function RunAgain({ job, onClose }: { job: Job; onClose: () => void }) {
   const wrong = checkArgs(text, isOver);
   const line = isOver
     ? command(["jobs", "retry", job.id], { args: compact(text) })
-    : command(["enqueue", job.type], { args: compact(text), ...flagsLike(job) });
+    : command(["enqueue", job.type], { args: compact(text), ...jobFlags(optionsOf(job, seesAll.value)) });
   const run = async (): Promise<void> => {
-    // The arguments go as they were typed, so that every digit arrives. What has ended is retried, and linked to the new
-    // job; beside one that has not, another one is enqueued.
-    const made = isOver ? await ask<Job>(apiUrl(["jobs", job.id, "retry"]), { method: "POST", text: `{"args":${text}}` }) : await ask<Job>(apiUrl(["jobs"]), { method: "POST", text: `${writeExact(sameAs(job)).slice(0, -1)},"args":${text}}` });
+    // The arguments are sent verbatim, so that no digit is lost. A finished job is retried, and linked to the new
+    // job; for an unfinished one, another job is enqueued.
+    const made = isOver ? await ask<Job>(apiUrl(["jobs", job.id, "retry"]), { method: "POST", text: `{"args":${text}}` }) : await ask<Job>(apiUrl(["jobs"]), { method: "POST", text: `${writeExact(optionsOf(job, seesAll.value) as Json).slice(0, -1)},"args":${text}}` });
     onClose();
     say({ words: `Enqueued as ${shortId(made.id)}.`, command: line });
     go(href(["jobs", made.id]));
@@ -54,26 +55,6 @@ export function RunAgain({ job, onClose }: { job: Job; onClose: () => void }) {
       <p class="faint">Queue, priority, attempts, time limit and tags stay as they were. It is a new job; the old one is not changed.{isOver && " What is masked (***) keeps its value."}</p>
     </FormDialog>
   );
-}
-
-/** Write down what a job like this one is given. */
-function sameAs(job: Job): { [name: string]: Json } {
-  const rest: { [name: string]: Json } = { type: job.type, queue: job.queue, priority: job.priority, max_attempts: job.max_attempts, tags: job.tags };
-  if (seesAll.value) rest["tenant"] = job.tenant;
-  if (job.timeout) rest["timeout"] = job.timeout;
-  return rest;
-}
-
-/** The same as options of the command line. */
-function flagsLike(job: Job): Options {
-  return {
-    queue: job.queue,
-    priority: String(job.priority),
-    "max-attempts": String(job.max_attempts),
-    tag: job.tags,
-    tenant: seesAll.value ? job.tenant : undefined,
-    "job-timeout": job.timeout ?? undefined,
-  };
 }
 
 function compact(text: string): string {

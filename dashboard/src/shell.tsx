@@ -1,4 +1,4 @@
-/** The frame around every page: where one can go, whether it is live, who one is. */
+/** The frame around every page: navigation, live state, caller. */
 import type { ComponentChildren } from "preact";
 import { useLayoutEffect, useRef } from "preact/hooks";
 import { Confirm } from "./dialog.tsx";
@@ -25,7 +25,7 @@ export function Shell({ children }: { children: ComponentChildren }) {
   const main = useRef<HTMLElement>(null);
   const address = route.value.path.join("/");
   const isFirst = useRef(true);
-  // With the page, not after it: by then somebody may be writing somewhere already.
+  // During the render, not after it: by then the user may already be typing.
   useLayoutEffect(() => {
     if (isFirst.current) isFirst.current = false;
     else {
@@ -90,7 +90,7 @@ export function Shell({ children }: { children: ComponentChildren }) {
   );
 }
 
-/** How many need somebody, beside the name of the page. */
+/** The number of problems, beside the name of the page. */
 function Number({ page }: { page: string }) {
   const figures = stats.value;
   if (figures === null) return null;

@@ -1,8 +1,8 @@
 /**
- * Values that pages follow: a component that reads one while it is drawn is drawn again when it changes.
+ * Signals: a component that reads one while it renders is rendered again when it changes.
  *
- * That a component is being drawn Preact tells by the same two hooks that its own packages use; what else a library of
- * signals can do is not needed here, and would be more to load than this.
+ * Two option hooks of Preact, which its own packages use too, tell when a component renders. The other features of
+ * a signals library are not needed here, and it would be larger than this.
  */
 import { options, type Component, type VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
@@ -34,7 +34,7 @@ export class Signal<Value> {
   }
 }
 
-/** Make a value that can be followed. */
+/** Create a signal. */
 export function signal<Value>(first: Value): Signal<Value> {
   return new Signal(first);
 }
@@ -44,7 +44,7 @@ function leave(mine: Reader): void {
   mine.sources.clear();
 }
 
-/** Do something now, and again whenever a value changes that it has read; until the returned function is called. */
+/** Run an effect now, and again whenever a signal that it read changes, until the returned function is called. */
 export function effect(what: () => void): () => void {
   const run = (): void => {
     leave(mine);
@@ -61,7 +61,7 @@ export function effect(what: () => void): () => void {
   return () => leave(mine);
 }
 
-/** Make a text of values; only when it is another one the component is drawn again. */
+/** Compute a text from signals; the component renders again only if the text changes. */
 export function useText(make: () => string, inputs: readonly unknown[]): string {
   const [, setText] = useState(() => untracked(make));
   useEffect(() => effect(() => setText(make())), inputs);
@@ -86,7 +86,7 @@ type Drawn = VNode & { __c?: Component | null };
 const { __r: beforeDrawing, diffed, unmount } = hooks;
 
 hooks.__r = (vnode) => {
-  reader = null; // What is done before belongs to nobody.
+  reader = null; // Reads before this belong to no component.
   beforeDrawing?.(vnode);
   const component = vnode.__c!;
   let mine = readers.get(component);

@@ -1,4 +1,4 @@
-/** What all pages share: who we are, the time, the latest figures, and what the person prefers. */
+/** Shared state of all pages: the caller, the time, the latest statistics, and the preferences. */
 import { effect, signal } from "./signals.ts";
 import { apiUrl, ask, needsSignIn, wordsOf } from "./api.ts";
 import { SECOND } from "./format.ts";
@@ -9,21 +9,21 @@ import type { Me, Stats } from "./types.ts";
 const STATS_EVERY_MS = 5_000;
 const RANKS: readonly Role[] = ["viewer", "operator", "admin"];
 
-/** Who the server takes us for; null until it has said so. */
+/** The caller; null until the server has answered. */
 export const me = signal<Me | null>(null);
 export const stats = signal<Stats | null>(null);
 export const statsProblem = signal<string | null>(null);
 
-/** The time by the clock of the server, to the second. */
+/** The server's time, in whole seconds. */
 export const now = signal(Date.now());
 let ahead = 0;
 
-/** Return the time by the clock of the server. */
+/** Return the server's time. */
 export function serverNow(): number {
   return Date.now() + ahead;
 }
 
-/** Say whether the token may do this; the server decides, this only keeps useless buttons away. */
+/** Return whether the token has this role; the server decides, this only hides useless buttons. */
 export function may(role: Role): boolean {
   return me.value !== null && RANKS.indexOf(me.value.role) >= RANKS.indexOf(role);
 }
@@ -34,18 +34,18 @@ export const seesAll = {
   },
 };
 
-/** Ask who we are; a refusal leads to the sign-in page by itself. */
+/** Load the caller; a refusal leads to the sign-in page. */
 export async function readMe(): Promise<void> {
   me.value = await ask<Me>(apiUrl(["me"]));
   needsSignIn.value = false;
 }
 
-/** Read the figures. */
+/** Load the statistics. */
 export async function readStats(): Promise<void> {
   try {
     const began = Date.now();
     const found = await ask<Stats>(apiUrl(["stats"]));
-    // Half of the way there and back: enough for clocks that are shown to the second.
+    // Half of the round trip: exact enough for clocks in seconds.
     const offset = Date.parse(found.at) - (began + Date.now()) / 2;
     ahead = Math.abs(offset) > SECOND ? offset : 0;
     stats.value = found;
@@ -55,7 +55,7 @@ export async function readStats(): Promise<void> {
   }
 }
 
-/** Keep time and figures current while somebody looks. */
+/** Keep time and statistics current while the page is visible. */
 export function startState(): void {
   const beat = (): void => {
     if (!document.hidden) now.value = serverNow();
@@ -68,7 +68,7 @@ export function startState(): void {
   onReadAgain(() => void readStats());
 }
 
-// --- what the person prefers; kept by the browser, never sent anywhere
+// --- preferences, stored in the browser only
 
 export type Theme = "system" | "light" | "dark";
 
@@ -86,7 +86,7 @@ function kept<Value extends string>(name: string, values: readonly Value[], firs
     try {
       localStorage.setItem(`headway.${name}`, value.value);
     } catch {
-      // Then it is as long as the page.
+      // Then it lasts as long as the page.
     }
   });
   return value;
@@ -97,13 +97,13 @@ export const theme = hasBrowser ? kept<Theme>("theme", ["system", "light", "dark
 export const shortcuts = hasBrowser ? kept<"on" | "off">("shortcuts", ["on", "off"], "on") : signal<"on" | "off">("on");
 export const announces = hasBrowser ? kept<"on" | "off">("announces", ["on", "off"], "on") : signal<"on" | "off">("on");
 
-/** Go from system to light to dark and around. */
+/** Cycle through the themes: system, light, dark. */
 export function nextTheme(): void {
   const order: readonly Theme[] = ["system", "light", "dark"];
   theme.value = order[(order.indexOf(theme.value) + 1) % order.length]!;
 }
 
-/** Have the page look as the person prefers. */
+/** Apply the theme. */
 export function startTheme(): void {
   effect(() => {
     if (theme.value === "system") delete document.documentElement.dataset["theme"];

@@ -1,4 +1,4 @@
-/** What the states of jobs, attempts and occurrences are called, and how they look: a tone and a shape beside the word. */
+/** Names and styles of statuses of jobs, attempts and occurrences: a tone and a shape beside the word. */
 import type { Status } from "./types.ts";
 
 export type Tone = "good" | "bad" | "busy" | "wait" | "warn" | "calm";
@@ -55,7 +55,7 @@ const OTHERS: Readonly<Record<string, Look>> = {
   alive: { word: "Alive", tone: "good", shape: "check" },
 };
 
-/** Say how a state looks; an unknown one keeps its own name. */
+/** Return the style of a status; an unknown one keeps its own name. */
 export function lookOf(state: string): Look {
   const known = Object.hasOwn(JOBS, state) ? JOBS[state as Status] : Object.hasOwn(OTHERS, state) ? OTHERS[state] : undefined;
   return known ?? { word: state, tone: "calm", shape: "ring" };
@@ -63,7 +63,7 @@ export function lookOf(state: string): Look {
 
 const FINAL: readonly string[] = ["COMPLETED", "FAILED", "TIMED_OUT", "CANCELLED"];
 
-/** Say whether a job in this state has ended for good. */
+/** Return whether a status is final. */
 export function isFinal(status: string): boolean {
   return FINAL.includes(status);
 }

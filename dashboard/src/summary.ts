@@ -1,8 +1,8 @@
-/** Figures for charts and calendars: over time, by day, and what is usual. */
+/** Statistics for charts and calendars. */
 import { duration, instant, MINUTE } from "./format.ts";
 import type { CalendarDay, Job, Point } from "./types.ts";
 
-/** Return the value below which a share of the values lies; NaN without values. */
+/** Return a percentile; NaN without values. */
 export function quantile(values: readonly number[], share: number): number {
   if (!values.length) return Number.NaN;
   const sorted = [...values].sort((one, other) => one - other);
@@ -13,9 +13,9 @@ export function quantile(values: readonly number[], share: number): number {
 }
 
 export interface Spans {
-  /** The beginning of each span, in seconds, as charts want it. */
+  /** The start of each step, in seconds. */
   at: number[];
-  /** All that ended, those that failed among them: drawn behind, the two together are as high as there were jobs. */
+  /** All finished jobs, including failed ones: drawn behind those. */
   ended: number[];
   failed: number[];
   usual: (number | null)[];
@@ -26,13 +26,13 @@ export interface Spans {
 
 const SHOWN_MIN = 20;
 
-/** Leave out the time before the first job ended: a young store would have an empty chart with an edge. */
+/** Leave out the time before the first job ended: a new store would have a mostly empty chart. */
 export function sinceFirst(points: readonly Point[]): readonly Point[] {
   const first = points.findIndex((point) => point.completed + point.failed + point.timed_out > 0);
   return points.slice(Math.max(0, Math.min(first, points.length - SHOWN_MIN)));
 }
 
-/** Turn the points of a series into columns; what was cancelled neither failed nor took its time. */
+/** Turn the points of a series into columns; cancelled jobs count neither as failed nor for durations. */
 export function spansOf(points: readonly Point[]): Spans {
   const failed = points.map((point) => point.failed + point.timed_out);
   const sum = (values: readonly number[]): number => values.reduce((one, other) => one + other, 0);
@@ -55,7 +55,7 @@ export interface DayCount {
   other: number;
 }
 
-/** Count what was decided on each day; a job that failed is counted as that, not as fired. */
+/** Count decisions by day; a failed job counts as failed, not as fired. */
 export function perDay(days: readonly CalendarDay[]): Map<string, DayCount> {
   return new Map(
     days.map(({ day, outcomes, ended }) => {
@@ -67,7 +67,7 @@ export function perDay(days: readonly CalendarDay[]): Map<string, DayCount> {
   );
 }
 
-/** Say which tone a day has, the worst thing first. */
+/** Return the tone of a day, by its worst outcome. */
 export function toneOfDay(day: DayCount | undefined): "none" | "bad" | "warn" | "good" | "calm" {
   if (day === undefined) return "none";
   if (day.failed > 0 || day.missed > 0) return "bad";
@@ -75,13 +75,13 @@ export function toneOfDay(day: DayCount | undefined): "none" | "bad" | "warn" | 
   return day.fired > 0 ? "good" : day.skipped > 0 ? "warn" : "calm";
 }
 
-/** How long a job may run before somebody should look, and why that long. */
+/** The expected maximum duration of a job, and where it comes from. */
 export interface Bound {
   ms: number;
   words: string;
 }
 
-/** Say how long a job may run: what its schedule expects, else three times what is usual for its task, else ten minutes. */
+/** Return the expected maximum duration: that of its schedule, else three times the usual one of its task, else ten minutes. */
 export function boundFor(expected: number | undefined, usual: number | undefined): Bound {
   if (expected) return { ms: expected, words: `expected at most ${duration(expected)}` };
   if (usual) return { ms: Math.max(usual * 3, 10_000), words: `usual: ${duration(usual)}` };
@@ -99,7 +99,7 @@ export function overdue(running: readonly Job[], boundOf: (job: Job) => Bound, n
   return found.sort((one, other) => other.ran - one.ran);
 }
 
-/** Choose the shortest window that shows most of what comes next. */
+/** Choose the shortest time range that contains most of the coming runs. */
 export function windowFor(aways: readonly number[]): number {
   const windows = [1, 5, 15, 60, 6 * 60, 24 * 60, 7 * 24 * 60].map((minutes) => minutes * MINUTE);
   const wanted = Math.ceil(aways.length * 0.6);

@@ -1,4 +1,4 @@
-/** What happened, in a corner: words, where to go on, and the command that does the same. */
+/** Toasts: a message, a link, and the equivalent command. */
 import { signal } from "./signals.ts";
 import { visible } from "./format.ts";
 import { Command, Icon } from "./ui.tsx";
@@ -8,7 +8,7 @@ export interface Toast {
   tone?: "good" | "warn" | "bad";
   command?: string;
   link?: { href: string; words: string };
-  /** Stays until it is closed, as what went wrong should. */
+  /** Stays until it is closed, as errors should. */
   stays?: boolean;
 }
 
@@ -18,7 +18,7 @@ const WITH_COMMAND_MS = 12_000;
 const shown = signal<readonly (Toast & { id: number })[]>([]);
 let last = 0;
 
-/** Show what happened. Returns a function that takes it away. */
+/** Show a toast. Returns a function that removes it. */
 export function say(toast: Toast): () => void {
   const id = ++last;
   shown.value = [...shown.value.slice(1 - TOASTS_MAX), { ...toast, id }];

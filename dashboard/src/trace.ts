@@ -1,4 +1,4 @@
-/** Tracebacks, taken apart into frames, to tell the user's own from those of libraries. */
+/** Parse tracebacks into frames, to tell user code from libraries. */
 
 export interface Frame {
   head: string;
@@ -9,10 +9,10 @@ export interface Frame {
 export type TracePart = { text: string } | Frame;
 
 const HEAD = /^ {2}File "(.+)", line \d+/;
-// Where code lives that its user has not written: installed packages, the library of Python, and Headway itself.
+// Library code: installed packages, the Python standard library, and Headway itself.
 const FOREIGN = /[\\/](?:site-packages|dist-packages)[\\/]|[\\/]lib[\\/]python\d|[\\/]headway[\\/](?:worker|task|app|testing|queue|store)\b|^<frozen |^<string>/;
 
-/** Take a traceback apart. */
+/** Parse a traceback. */
 export function framesOf(traceback: string): TracePart[] {
   const parts: TracePart[] = [];
   let frame: Frame | null = null;

@@ -11,12 +11,12 @@ export interface AddWebhook {
   tenant?: string | null;
 }
 
-/** A problem that needs an operator, with the command or action that cures it. */
+/** A problem that needs an operator, with the command or action that fixes it. */
 export interface Alert {
   /** for programs; it stays the same */
   code: string;
   target: string | null;
-  /** of the target, where that is a schedule */
+  /** the tenant of the target, if that is a schedule */
   tenant?: string;
   /** for people */
   message: string;
@@ -30,13 +30,13 @@ export interface AlertList {
   next_cursor: null;
 }
 
-/** What became, or would become, of many schedules, in the order of the request. */
+/** The outcomes, or planned outcomes, for many schedules, in the order of the request. */
 export interface AppliedSchedules {
   items: ScheduleChange[];
   dry_run: boolean;
 }
 
-/** One try at a job that has ended. */
+/** A finished attempt of a job. */
 export interface Attempt {
   attempt: number;
   node: string | null;
@@ -97,7 +97,7 @@ export interface BrowserSession {
   expires_at: string;
 }
 
-/** A year of a schedule by days. */
+/** A year of a schedule, by day. */
 export interface Calendar {
   year: number;
   tz: string;
@@ -105,7 +105,7 @@ export interface Calendar {
   truncated: boolean;
 }
 
-/** A day of a schedule: what was decided, and how the jobs ended. */
+/** A day of a schedule: its decisions, and how the jobs ended. */
 export interface CalendarDay {
   day: string;
   outcomes: { [name: string]: number };
@@ -163,9 +163,9 @@ export interface CreatedToken {
   token: string;
 }
 
-/** What somebody signs in with. */
+/** The body of a sign-in. */
 export interface Credentials {
-  /** a token as `headway tokens create` makes it */
+  /** a token, as created by `headway tokens create` */
   token: string;
 }
 
@@ -188,7 +188,7 @@ export interface DeadTask {
 /** The outcome of an occurrence. */
 export type Decided = "coalesced" | "fired" | "missed" | "paused" | "skipped";
 
-/** A message to a webhook, with its last tries. */
+/** A message to a webhook, with its last attempts. */
 export interface Delivery {
   id: string;
   /** the id of the webhook */
@@ -200,24 +200,24 @@ export interface Delivery {
   url: string;
   status: "DELIVERED" | "FAILED" | "WAITING";
   tries: number;
-  /** when the next try is due */
+  /** when the next attempt is due */
   next_at: string | null;
   created_at: string;
   ended_at: string | null;
   outcomes: Outcome[];
 }
 
-/** What a running job last said about itself. */
+/** The last progress report of a running job. */
 export interface Detail {
   step?: string;
   done?: number;
   total?: number;
-  /** of `done`, a second */
+  /** units of `done` per second */
   rate?: number;
   steps?: Step[];
 }
 
-/** A worker that was told to finish and leave. */
+/** A worker that was asked to drain. */
 export interface DrainingWorker {
   id: string;
   name: string;
@@ -230,7 +230,7 @@ export interface DroppedLetter {
   dropped: boolean;
 }
 
-/** The dead letters that were dropped; of a dry run, those that would be. */
+/** The dead letters that were dropped; for a dry run, those that would be. */
 export interface DroppedLetters {
   count: number;
   ids: string[];
@@ -238,18 +238,18 @@ export interface DroppedLetters {
   refused: RefusedLetter[];
   more: boolean;
   dry_run: boolean;
-  /** of a dry run: the letters by task and error */
+  /** for a dry run: the letters by task and error */
   errors?: LetterCount[];
 }
 
-/** Jobs that were enqueued, and those whose keys were used before. */
+/** The enqueued jobs, and existing jobs whose keys were used before. */
 export interface EnqueuedJobs {
   items: Job[];
   created: number;
   existing: number;
 }
 
-/** The body of every answer from 400 on. */
+/** The body of every response from 400 on. */
 export interface Error {
   error: Problem;
   /** also in the header X-Request-ID, and in the log */
@@ -283,7 +283,7 @@ export interface FailingSchedule {
   failed_in_a_row: number;
 }
 
-/** What went wrong. The traceback is for operators and admins only. */
+/** The error of a job. Only operators and admins see the traceback. */
 export interface Failure {
   type: string;
   message: string;
@@ -293,15 +293,15 @@ export interface Failure {
 /** Failed jobs by task and error, most first. */
 export interface Failures {
   items: ErrorGroup[];
-  /** how many groups there are, also those not listed */
+  /** the number of groups, including those not listed */
   groups: number;
-  /** how many jobs were counted */
+  /** the number of jobs counted */
   total: number;
-  /** false where there are more than were counted */
+  /** false if there are more than were counted */
   is_exact: boolean;
 }
 
-/** Something that has happened to a job. */
+/** An entry of a job's history. */
 export interface HistoryEntry {
   seq: number;
   event: string;
@@ -309,7 +309,7 @@ export interface HistoryEntry {
   at: string;
 }
 
-/** A unit of work, as it is now. */
+/** A unit of work in its current state. */
 export interface Job {
   id: string;
   /** the name of its task */
@@ -321,15 +321,15 @@ export interface Job {
   started_at: string | null;
   updated_at: string;
   finished_at: string | null;
-  /** since when it waits for a worker, or last did */
+  /** since when it waits, or last waited, for a worker */
   ready_at: string | null;
   cancel_requested_at: string | null;
-  /** when it was taken off the list of dead letters */
+  /** when the dead letter was retried or dropped */
   reviewed_at: string | null;
   /** facts for people; names that look like secrets are masked */
   metadata: { [name: string]: Json };
   detail: Detail | null;
-  /** when it will end by its own account; it may be later than that by now */
+  /** when the job expects to end; this may be in the past */
   eta_at: string | null;
   attempts: number;
   failures: number;
@@ -349,32 +349,32 @@ export interface Job {
   node: string | null;
   /** the job that must end first */
   blocked_by: string | null;
-  /** why nobody can run it */
+  /** why no worker can run it */
   parked: string | null;
-  /** what brought it where it is, in a few words */
+  /** the reason of its status, in a few words */
   reason: string;
   args: Json;
   result: Json;
   error: Failure | null;
   /** grows with every change; `since` and `Last-Event-ID` name it */
   version: number;
-  /** which of its reports a running job made last, if told live */
+  /** the number of the last live report of a running job */
   live?: number;
-  /** what was too large for this list; the object itself has it */
+  /** fields too large for this list; the object itself has them */
   omitted?: string[];
-  /** where it is and why, in words */
+  /** its state and the reason, in words */
   why: string;
   eta_seconds: number | null;
 }
 
-/** How many jobs match. */
+/** The number of matching jobs. */
 export interface JobCount {
   count: number;
-  /** false where there are more than were counted */
+  /** false if there are more than were counted */
   is_exact: boolean;
 }
 
-/** Which jobs: those that have all of this in common. */
+/** Filters of jobs; all must match. */
 export interface JobFilter {
   status?: Status | null;
   type?: string | null;
@@ -392,7 +392,7 @@ export interface JobFilter {
   q?: string | null;
 }
 
-/** How the jobs of the last hour ended. The window is shorter where there were too many to count. */
+/** How the jobs of the last hour ended. The window is shorter if there were too many to count. */
 export interface LastHour {
   CANCELLED: number;
   COMPLETED: number;
@@ -404,14 +404,14 @@ export interface LastHour {
 }
 
 /** A node that decides schedules; `token` is its fencing token. */
-export interface Leader {
+export interface LeadingNode {
   name: string;
   id: string;
   token: number;
   since: string;
 }
 
-/** Expected instants against recorded ones: of a page of schedules, or of all. */
+/** The result of an audit: expected instants against recorded ones, of a page of schedules or of all. */
 export interface LedgerAudit {
   schedules: number;
   expected: number;
@@ -420,7 +420,7 @@ export interface LedgerAudit {
   duplicates: AuditFinding[];
   phantoms: AuditFinding[];
   unreadable: AuditFinding[];
-  /** how many findings of each kind there are in all */
+  /** the total number of findings of each kind */
   totals: { [name: string]: number };
   ok: boolean;
   since: string | null;
@@ -428,14 +428,14 @@ export interface LedgerAudit {
   next_cursor: string | null;
 }
 
-/** How many of the chosen letters have the same task and error. */
+/** The number of selected letters with the same task and error. */
 export interface LetterCount {
   type: string;
   error: string;
   count: number;
 }
 
-/** Which dead letters: those that have all of this in common. */
+/** Filters of dead letters; all must match. */
 export interface LetterFilter {
   type?: string | null;
   queue?: string | null;
@@ -444,7 +444,7 @@ export interface LetterFilter {
   error?: string | null;
 }
 
-/** A line that a job has logged. One that is told live has no number yet. */
+/** A log line of a job. A live one has no number yet. */
 export interface LogLine {
   seq: number | null;
   attempt: number;
@@ -452,7 +452,7 @@ export interface LogLine {
   /** log, stdout, stderr, … */
   stream: string;
   line: string;
-  /** of the job, when it was stored */
+  /** its number in the job, once it is stored */
   version?: number;
   level: string;
   logger: string | null;
@@ -478,11 +478,11 @@ export interface ManyLetters {
   all?: boolean;
   chosen_by?: LetterFilter | null;
   dry_run?: boolean;
-  /** how many at most; without `dry_run` at most 1,000 */
+  /** maximum number of letters; without `dry_run` at most 1,000 */
   limit?: number;
 }
 
-/** What became of many jobs; a few of those that were refused are named. */
+/** The outcome of a bulk action; it names a few of the refused jobs. */
 export interface ManyOutcome {
   matched: number;
   is_exact: boolean;
@@ -562,12 +562,12 @@ export interface NewJob {
   metadata?: { [name: string]: Json } | null;
 }
 
-/** Many jobs to be enqueued, all or none. */
+/** Many jobs to enqueue, all or none. */
 export interface NewJobs {
   jobs: NewJob[];
 }
 
-/** A process of Headway, by its own account at its last heartbeat. */
+/** A process of Headway, as it described itself in its last heartbeat. */
 export interface Node {
   id: string;
   name: string;
@@ -578,7 +578,7 @@ export interface Node {
   state: { [name: string]: Json };
 }
 
-/** What was decided about an instant of a schedule, or about a run of them that ended alike. */
+/** The decision about an instant of a schedule, or about a run of instants with equal decisions. */
 export interface Occurrence {
   schedule: string;
   tenant: string;
@@ -591,7 +591,7 @@ export interface Occurrence {
   job_id: string | null;
 }
 
-/** The result of one try to deliver a message. */
+/** The result of one delivery attempt. */
 export interface Outcome {
   at: string;
   /** the status code of the response */
@@ -629,7 +629,7 @@ export interface PlannedInstants {
   after: Preview[];
 }
 
-/** How the jobs ended within one step of time; durations are those of completed jobs, in seconds. */
+/** How the jobs of one time step ended; durations are those of completed jobs, in seconds. */
 export interface Point {
   at: string;
   cancelled: number;
@@ -640,16 +640,16 @@ export interface Point {
   duration_p95: number | null;
 }
 
-/** An instant to come. */
+/** A future instant. */
 export interface Preview {
   instant: string;
-  /** the same by the clock of the trigger's zone */
+  /** the same in the time zone of the trigger */
   local: string;
-  /** what daylight saving does to it */
+  /** how daylight saving affects it */
   note: string | null;
 }
 
-/** A rule that is not stored, and how much of it to show. */
+/** A trigger that is not stored, and how many instants to show. */
 export interface PreviewBody {
   trigger?: { [name: string]: Json } | null;
   cron?: string | null;
@@ -665,7 +665,7 @@ export interface PreviewBody {
   n?: number;
 }
 
-/** The next instants of a schedule, or of a rule that is not stored. */
+/** The next instants of a schedule, or of a trigger that is not stored. */
 export interface Previews {
   name?: string;
   tenant?: string;
@@ -701,7 +701,7 @@ export interface Queue {
   changed?: boolean;
 }
 
-/** A decision in short, and what became of its job. */
+/** A decision in short, with the status of its job. */
 export interface Recent {
   at: string;
   count: number;
@@ -711,13 +711,13 @@ export interface Recent {
   job_id: string | null;
 }
 
-/** A job to which it could not be done, and why. */
+/** A job that was left unchanged, and why. */
 export interface RefusedJob {
   id: string;
   reason: string;
 }
 
-/** A dead letter to which it could not be done, and why. */
+/** A dead letter that was left unchanged, and why. */
 export interface RefusedLetter {
   id: string;
   error: string;
@@ -736,7 +736,7 @@ export interface RetriedLetter {
   rerun: string;
 }
 
-/** The dead letters that were retried; of a dry run, those that would be. */
+/** The dead letters that were retried; for a dry run, those that would be. */
 export interface RetriedLetters {
   count: number;
   ids: string[];
@@ -744,7 +744,7 @@ export interface RetriedLetters {
   refused: RefusedLetter[];
   more: boolean;
   dry_run: boolean;
-  /** of a dry run: the letters by task and error */
+  /** for a dry run: the letters by task and error */
   errors?: LetterCount[];
 }
 
@@ -753,7 +753,7 @@ export interface RetryJob {
 }
 
 export interface RotateSecret {
-  /** how long the old secret signs beside the new one; `0s` if it has leaked */
+  /** how long messages are signed with the old secret too; `0s` if it has leaked */
   keep?: string;
 }
 
@@ -793,11 +793,11 @@ export interface Schedule {
   paused: boolean;
   pause: PauseOfSchedule | null;
   attention: string | null;
-  /** how many of its last jobs failed in a row */
+  /** the number of consecutive failures of its last jobs */
   failing: number;
-  /** its newest decisions, where asked for */
+  /** its newest decisions, if requested */
   recent?: Recent[];
-  /** what was too large for this list; the object itself has it */
+  /** fields too large for this list; the object itself has them */
   omitted?: string[];
   /** the next instants; not in lists */
   next?: Preview[];
@@ -809,7 +809,7 @@ export interface Schedule {
   changed?: boolean;
 }
 
-/** What runs, when, and what to do when it cannot. What is left out, or null, is the default. */
+/** What runs, when, and the policies. Missing or null fields have the default. */
 export interface ScheduleBody {
   trigger?: { [name: string]: Json } | null;
   cron?: string | null;
@@ -842,7 +842,7 @@ export interface ScheduleBody {
   expires?: string | number | null;
 }
 
-/** What became, or would become, of one of many schedules. */
+/** The outcome, or planned outcome, for one of many schedules. */
 export interface ScheduleChange {
   name: string;
   tenant: string;
@@ -861,7 +861,7 @@ export interface ScheduleFigures {
   total: number;
   paused: number;
   late: number;
-  /** how many cannot be planned */
+  /** the number that cannot be planned */
   attention: number;
   next_at: string | null;
   coming: ComingSchedule[];
@@ -890,11 +890,11 @@ export interface Series {
   until: string;
   step_seconds: number;
   points: Point[];
-  /** whether earlier jobs were left out, as there were too many */
+  /** whether earlier jobs were left out: there were too many */
   truncated: boolean;
 }
 
-/** A part of the schedules, and the node that decides it. */
+/** A shard of the schedules, and the node that decides it. */
 export interface Shard {
   role: string;
   name: string;
@@ -903,10 +903,10 @@ export interface Shard {
   since: string;
 }
 
-/** Jobs, queues and schedules in figures. Store, leader, nodes and workers are absent for one tenant. */
+/** Statistics of jobs, queues and schedules. Store, leader, nodes and workers are absent for one tenant. */
 export interface Stats {
   store?: StoreState;
-  leader?: Leader | null;
+  leader?: LeadingNode | null;
   shards?: Shard[];
   nodes?: Node[];
   workers?: Worker[];
@@ -914,7 +914,7 @@ export interface Stats {
   /** unfinished jobs by status */
   jobs: { [name: string]: number };
   schedules: ScheduleFigures;
-  /** age of the oldest instant that is not decided */
+  /** age of the oldest undecided instant */
   oldest_undecided_seconds: number;
   dead: DeadLetterFigures;
   failing: FailingSchedule[];
@@ -922,7 +922,7 @@ export interface Stats {
   /** faults in words */
   degraded: string[];
   at: string;
-  /** the tenant that the figures are about; null for all */
+  /** the tenant of these statistics; null for all */
   tenant: string | null;
   oldest_pending_seconds: number;
   last_hour: LastHour;
@@ -931,7 +931,7 @@ export interface Stats {
 /** The status of a job. */
 export type Status = "BLOCKED" | "CANCELLED" | "COMPLETED" | "FAILED" | "PENDING" | "RETRYING" | "RUNNING" | "SCHEDULED" | "TIMED_OUT";
 
-/** A step that a job has named. */
+/** A named step of a job. */
 export interface Step {
   name: string;
   state: "done" | "running" | "waiting";
@@ -942,7 +942,7 @@ export interface Step {
 export interface StoreState {
   kind: string;
   version: string;
-  /** without its password; only on the store itself */
+  /** without its password; only for a local store */
   url?: string;
   latency_ms: number;
 }
@@ -971,7 +971,7 @@ export interface TriggerSchedule {
   key?: string | null;
 }
 
-/** The job that was started by hand, or the one in its place. */
+/** The job that was triggered, or the live one instead of it. */
 export interface TriggeredJob {
   id: string;
   /** the name of its task */
@@ -983,15 +983,15 @@ export interface TriggeredJob {
   started_at: string | null;
   updated_at: string;
   finished_at: string | null;
-  /** since when it waits for a worker, or last did */
+  /** since when it waits, or last waited, for a worker */
   ready_at: string | null;
   cancel_requested_at: string | null;
-  /** when it was taken off the list of dead letters */
+  /** when the dead letter was retried or dropped */
   reviewed_at: string | null;
   /** facts for people; names that look like secrets are masked */
   metadata: { [name: string]: Json };
   detail: Detail | null;
-  /** when it will end by its own account; it may be later than that by now */
+  /** when the job expects to end; this may be in the past */
   eta_at: string | null;
   attempts: number;
   failures: number;
@@ -1011,20 +1011,20 @@ export interface TriggeredJob {
   node: string | null;
   /** the job that must end first */
   blocked_by: string | null;
-  /** why nobody can run it */
+  /** why no worker can run it */
   parked: string | null;
-  /** what brought it where it is, in a few words */
+  /** the reason of its status, in a few words */
   reason: string;
   args: Json;
   result: Json;
   error: Failure | null;
   /** grows with every change; `since` and `Last-Event-ID` name it */
   version: number;
-  /** which of its reports a running job made last, if told live */
+  /** the number of the last live report of a running job */
   live?: number;
-  /** what was too large for this list; the object itself has it */
+  /** fields too large for this list; the object itself has them */
   omitted?: string[];
-  /** where it is and why, in words */
+  /** its state and the reason, in words */
   why: string;
   eta_seconds: number | null;
   outcome: "not started" | "started";
@@ -1032,10 +1032,10 @@ export interface TriggeredJob {
   message: string | null;
 }
 
-/** A URL that is notified when jobs end. Without a URL it stands for the `callback_url` of its tenant's jobs. */
+/** A URL that is notified when jobs end. Without a URL it represents the `callback_url` of its tenant's jobs. */
 export interface Webhook {
   id: string;
-  /** whose jobs; `*` for all tenants */
+  /** the tenant of the jobs; `*` for all tenants */
   tenant: string;
   url: string | null;
   events: string[];
@@ -1044,14 +1044,14 @@ export interface Webhook {
   disabled_at: string | null;
   created_at: string;
   created_by: string;
-  /** how many secrets sign each message */
+  /** the number of secrets that sign each message */
   secrets: number;
 }
 
 /** A webhook with its new secret, which is shown only once. */
 export interface WebhookWithSecret {
   id: string;
-  /** whose jobs; `*` for all tenants */
+  /** the tenant of the jobs; `*` for all tenants */
   tenant: string;
   url: string | null;
   events: string[];
@@ -1060,13 +1060,13 @@ export interface WebhookWithSecret {
   disabled_at: string | null;
   created_at: string;
   created_by: string;
-  /** how many secrets sign each message */
+  /** the number of secrets that sign each message */
   secrets: number;
   /** signs the messages */
   secret: string;
 }
 
-/** Why a job is where it is: one sentence, and the evidence for it. */
+/** Why a job has its status: one sentence, and the evidence for it. */
 export interface Why {
   id: string;
   status: Status;
@@ -1074,7 +1074,7 @@ export interface Why {
   evidence: { [name: string]: Json };
 }
 
-/** A process that runs jobs, by its own account at its last heartbeat. */
+/** A process that runs jobs, as it described itself in its last heartbeat. */
 export interface Worker {
   id: string;
   name: string;
@@ -1088,3 +1088,6 @@ export interface Worker {
   queues: string[];
   tasks: string[];
 }
+
+/** The fields of NewJob. */
+export const NEW_JOB_FIELDS = ["type", "args", "delay", "run_at", "queue", "priority", "key", "tenant", "callback_url", "max_attempts", "timeout", "expires", "tags", "metadata"] as const;

@@ -1,4 +1,4 @@
-/** The small parts that all pages are made of. */
+/** Shared UI components. */
 import { signal, useText } from "./signals.ts";
 import type { ComponentChildren, JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
@@ -109,7 +109,7 @@ export function Time({ at, zone, ahead = false }: { at: string | null | undefine
   );
 }
 
-/** How long something has been going on, counting. */
+/** The elapsed time, counting. */
 export function Since({ at }: { at: string | null | undefined }) {
   const moment = instant(at);
   const text = useText(() => duration(Math.max(0, Math.floor((now.value - moment) / SECOND) * SECOND)), [moment]);
@@ -118,7 +118,7 @@ export function Since({ at }: { at: string | null | undefined }) {
 
 // --- progress
 
-/** How far a job is, with a text that says the same. */
+/** The progress of a job, with an equivalent text. */
 export function Progress({ job, isLarge = false }: { job: JobNews; isLarge?: boolean }) {
   const words = useText(() => progressWords(job), [job]);
   const isUnknown = job.progress === 0 && !job.detail?.step && !job.detail?.total;
@@ -140,7 +140,7 @@ export function Progress({ job, isLarge = false }: { job: JobNews; isLarge?: boo
   );
 }
 
-/** Say how far a job is: `65% · Transcoding 720p · 1,310 of 2,016 · about 4m left`. */
+/** Describe the progress of a job: `65% · Transcoding 720p · 1,310 of 2,016 · about 4m left`. */
 export function progressWords(job: JobNews): string {
   const detail = job.detail;
   const parts: string[] = [];
@@ -156,12 +156,12 @@ export function progressWords(job: JobNews): string {
 
 // --- texts
 
-/** Any text of a user: shown as it is, with what cannot be seen written out. */
+/** User text: shown verbatim, with invisible characters escaped. */
 export function Text({ of, most = 300 }: { of: string | null | undefined; most?: number }) {
   return <>{visible(clip(of ?? "", most))}</>;
 }
 
-/** A text of ours in which the ids of jobs lead to them. */
+/** A text of ours in which ids of jobs are links. */
 export function Linked({ of, most = 300 }: { of: string; most?: number }) {
   const parts = clip(of, most).split(/\b(job_[0-9a-z]{26})\b/);
   return <>{parts.map((part, place) => (place % 2 ? <JobLink key={place} id={part} /> : visible(part)))}</>;
@@ -261,13 +261,13 @@ export function Card({ title, aside, children, id }: { title?: ComponentChildren
   );
 }
 
-/** A column: its head, and of what kind its cells are (a class). One that is false is left out, with its cells. */
+/** A column: its title, and the class of its cells. A column that is false is left out with its cells. */
 export type Column = readonly [head: ComponentChildren, kind?: string] | false;
 
-/** The column of buttons, which needs no words for those who see them. */
+/** The column of buttons, whose title is for screen readers only. */
 export const DO: Column = [<span class="offscreen">Actions</span>, "cell-do"];
 
-/** A row: what is in its cells, column by column. */
+/** A row: the content of its cells, column by column. */
 export interface Line {
   key: string;
   cells: readonly ComponentChildren[];
@@ -275,7 +275,7 @@ export interface Line {
   onFocusCapture?: () => void;
 }
 
-/** A table in a frame that scrolls sideways by itself where it must; on a phone each row is a card. */
+/** A table that scrolls sideways if it must; on a phone each row is a card. */
 export function Table({ label, columns, lines }: { label: string; columns: readonly Column[]; lines: readonly Line[] }) {
   return (
     <div class="table-frame" role="region" aria-label={label} tabIndex={0}>
@@ -315,18 +315,18 @@ interface Things<Item> {
   id: string;
   title: string;
   aside?: ComponentChildren;
-  /** What to show above: a problem, a filter. */
+  /** Content above the table: an error, a filter. */
   before?: ComponentChildren;
   columns: readonly Column[];
-  /** Nothing yet while it is being read. */
+  /** Undefined while loading. */
   items: readonly Item[] | undefined;
-  /** What to say where there are none. */
+  /** The content for an empty list. */
   empty: ComponentChildren;
   row: (item: Item, place: number) => Line;
   children?: ComponentChildren;
 }
 
-/** A card with a table of things, or with words where there are none. */
+/** A card with a table, or with a text if it is empty. */
 export function Collection<Item>({ id, title, aside, before, columns, items, empty, row, children }: Things<Item>) {
   return (
     <Card id={id} title={title} aside={aside}>
@@ -338,7 +338,7 @@ export function Collection<Item>({ id, title, aside, before, columns, items, emp
   );
 }
 
-/** A choice of one of a few; `isInline` for one that explains itself by what it says. */
+/** A select; `isInline` for one whose options need no visible label. */
 export function Select({ label, value, onValue, options, isInline = false }: { label: string; value: string; onValue: (value: string) => void; options: readonly (readonly [value: string, words?: string])[]; isInline?: boolean }) {
   return (
     <label class={isInline ? "inline" : ""}>
@@ -354,7 +354,7 @@ export function Select({ label, value, onValue, options, isInline = false }: { l
   );
 }
 
-/** What the colours of a picture mean. */
+/** The legend of a chart. */
 export function Legend({ keys }: { keys: readonly (readonly [string, string])[] }) {
   return (
     <span class="legend">
@@ -383,7 +383,7 @@ export function Facts({ rows }: { rows: readonly (readonly [string, ComponentChi
   );
 }
 
-/** Something long that opens on demand. */
+/** Collapsible content. */
 export function Fold({ title, children, isOpen = false }: { title: ComponentChildren; children: () => ComponentChildren; isOpen?: boolean }) {
   const [open, setOpen] = useState(isOpen);
   return (

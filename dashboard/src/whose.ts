@@ -1,4 +1,4 @@
-/** Which schedule is meant: names are unique per tenant, and the default one goes without saying. */
+/** References to schedules: names are unique per tenant, and the default tenant is not shown. */
 import type { Query } from "./api.ts";
 import { apiUrl } from "./api.ts";
 import { command, type Options } from "./cli.ts";
@@ -10,7 +10,7 @@ export interface Ref {
   tenant?: string | undefined;
 }
 
-/** Say whose it is, where that has to be said: a token of one tenant means its own. */
+/** Return the tenant if it must be given: a token of one tenant means its own. */
 function whose({ tenant }: Ref): { tenant?: string } {
   return seesAll.value && tenant && tenant !== "default" ? { tenant } : {};
 }
@@ -20,18 +20,18 @@ export function scheduleHref(ref: Ref, query: Readonly<Record<string, string | u
   return href(["schedules", ref.name], { ...whose(ref), ...query });
 }
 
-/** The address of something of a schedule in the API. */
+/** The API URL of a sub-resource of a schedule. */
 export function scheduleUrl(ref: Ref, parts: readonly string[] = [], query: Query = {}): string {
   return apiUrl(["schedules", ref.name, ...parts], { ...whose(ref), ...query });
 }
 
-/** Write a command about a schedule. A name with a slash could be taken for `tenant/name`. */
+/** Build a command about a schedule. A name with a slash could be taken for `tenant/name`. */
 export function scheduleCommand(verb: string, ref: Ref, options: Options = {}): string {
   const said = ref.name.includes("/") && ref.tenant ? { tenant: ref.tenant } : whose(ref);
   return command(["schedules", verb, ref.name], { ...options, ...said });
 }
 
-/** Write its name as the command line has it where a name stands alone. */
+/** Return its label on the command line. */
 export function scheduleLabel(ref: Ref): string {
   return whose(ref).tenant ? `${ref.tenant}/${ref.name}` : ref.name;
 }

@@ -6,6 +6,7 @@ import { bodyOf, changesOf, draftOf, EMPTY } from "../src/definition.ts";
 import { filtersOf, flagsOf, queryOf, readWords, sinceTime } from "../src/filters.ts";
 import { boundOf } from "../src/pages/queues.tsx";
 import { stateOf, troubledFirst } from "../src/pages/schedules.tsx";
+import { jobFlags, optionsOf, otherOptions } from "../src/joboptions.ts";
 import { joined, stateOfRecent, summaryOf } from "../src/recent.tsx";
 import { href, readHash } from "../src/router.ts";
 import { checkArgs } from "../src/runagain.tsx";
@@ -13,7 +14,7 @@ import { lookOf } from "../src/statuses.ts";
 import { boundFor, overdue, perDay, quantile, sinceFirst, spansOf, toneOfDay, windowFor } from "../src/summary.ts";
 import { framesOf } from "../src/trace.ts";
 import type { Schedule } from "../src/models.ts";
-import type { Attempt, Occurrence, Recent } from "../src/types.ts";
+import type { Attempt, Job, Occurrence, Recent } from "../src/types.ts";
 import { job } from "./samples.ts";
 
 test("addresses survive what names may have in them", () => {
@@ -172,4 +173,16 @@ test("how many run of how many that may", () => {
   assert.equal(boundOf(null, 8), " of 8 slots");
   assert.equal(boundOf(5, 8), " of 5 allowed");
   assert.equal(boundOf(5, 1), " of 5 allowed, 1 slot");
+});
+
+test("a job like another one has the same options, and the page shows those that it does not name", () => {
+  const first = job("job_1", { queue: "media", tags: ["a", "b"], timeout: "30m", key: "k", tenant: "42" });
+  const same = { type: "report", queue: "media", priority: first.priority, max_attempts: 3, timeout: "30m", tags: ["a", "b"] };
+  assert.deepEqual(optionsOf(first, false), same);
+  assert.deepEqual(optionsOf(first, true), { ...same, tenant: "42" });
+  assert.deepEqual(jobFlags(optionsOf(first, true)), { queue: "media", priority: String(first.priority), tenant: "42", "max-attempts": "3", "job-timeout": "30m", tag: ["a", "b"] });
+  assert.deepEqual(otherOptions(first), []);
+  const more = { ...first, callback_url: "https://example.org/" } as Job; // As if the resource had this field of the request.
+  assert.deepEqual(otherOptions(more), [["Callback url", "https://example.org/"]]);
+  assert.equal(jobFlags(optionsOf(more, false))["callback-url"], "https://example.org/");
 });

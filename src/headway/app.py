@@ -1,10 +1,10 @@
-"""Headway, the object that users hold: the registry of tasks and schedules, and the calls on the store.
+"""`Headway`, the app object: the registry of tasks and schedules, and the calls on the store.
 
 Async inside, sync outside: every call that does I/O is a coroutine with a blocking twin named `…_sync`, a thin
 facade over the same coroutine that works in threads and scripts alike (see `Connections.blocking`).
 
-Schedules declared here belong to the app, by its name. `sync()` brings the store in line with what is declared and
-removes what this app declared before and no longer does; schedules of other apps, and those put by hand, stay.
+Schedules declared here belong to the app, by its name. `sync()` writes the declared schedules to the store and removes
+those that this app declared before and no longer does; schedules of other apps, and those put by hand, stay.
 """
 
 import asyncio
@@ -20,7 +20,6 @@ from headway.core.job_summary import glance
 from headway.core.jobs import EnqueuedRow, Job, NewJob
 from headway.core.lifecycle import Status
 from headway.core.occurrences import Occurrence
-from headway.core.schedule_names import ScheduleRef
 from headway.core.schedules import Schedule
 from headway.core.settings import Settings
 from headway.core.sync_bridge import blocking_twin
@@ -30,9 +29,8 @@ from headway.core.validation import check_name, read_status
 from headway.operations import audit_log
 from headway.operations.caller import Caller, Principal
 from headway.operations.job_actions import cancel_job, retry_job
-from headway.operations.job_context import why
-from headway.operations.job_reads import visible_job
-from headway.operations.schedule_definitions import Change, write_change
+from headway.operations.job_reads import explained_job, visible_job
+from headway.operations.schedule_definitions import put_unowned
 from headway.operations.schedule_sync import sync_schedules
 from headway.operations.schedules import Schedules
 from headway.tasks.definitions import Definitions
@@ -87,9 +85,9 @@ class Headway(Connections, TaskRegistry):
     ) -> Task[..., dict[str, Any]]:
         """Register a program with its arguments as a task; no shell is involved.
 
-        `{name}` in an element is an argument of the job. What the program writes is the log of the job, and a line
-        `::progress 40 Copying tables` its progress. An exit code other than 0 is a failure. Each process of the program
-        can have as much `memory`.
+        `{name}` in an element is an argument of the job. The output of the program is the log of the job, and a line
+        `::progress 40 Copying tables` reports progress. An exit code other than 0 is a failure. `memory` limits each
+        process of the program.
         """
         return self._add(name, program(argv, env=env, cwd=cwd, memory=memory), options)
 
@@ -118,7 +116,7 @@ class Headway(Connections, TaskRegistry):
     # --- jobs
 
     def new_job(self, task: str, args: Mapping[str, Any], options: Options) -> NewJob:
-        """Make a job that is checked and ready to be enqueued."""
+        """Build and check a job, ready to be enqueued."""
         return options.new_job(self._clock.new_id("job"), task, args)
 
     async def enqueue_jobs(self, jobs: list[NewJob], tx: Any = None) -> list[JobHandle]:
@@ -150,10 +148,10 @@ class Headway(Connections, TaskRegistry):
         return self.enqueue_jobs_sync(jobs, common.tx)
 
     async def job(self, job_id: str) -> JobHandle:
-        """Look up a job by its id, or by the beginning of it."""
-        store = await self.store()
-        job = await store.jobs.get(_job_id(job_id))
-        return JobHandle(self, job, (await why(store, job, self._clock.now())).why)
+        """Look up a job by its id, or by a prefix of it."""
+        caller = await self._caller()
+        job = await visible_job(caller, _job_id(job_id))
+        return JobHandle(self, job, (await explained_job(caller, job)).why)
 
     job_sync = blocking_twin(job)
 
@@ -178,13 +176,13 @@ class Headway(Connections, TaskRegistry):
     jobs_sync = blocking_twin(jobs)
 
     async def cancel(self, job_id: str, reason: str = "") -> JobHandle:
-        """End a job, or ask it to stop when it runs."""
+        """Cancel a job; if it runs, ask it to stop."""
         return JobHandle(self, await cancel_job(await self._caller(), _job_id(job_id), reason))
 
     cancel_sync = blocking_twin(cancel)
 
     async def retry(self, job_id: str) -> JobHandle:
-        """Run a job that has ended once more, as a new job that is linked to it."""
+        """Run a finished job again, as a new job that is linked to it."""
         caller = await self._caller()
         return JobHandle(self, await retry_job(caller, await visible_job(caller, _job_id(job_id))))
 
@@ -200,11 +198,11 @@ class Headway(Connections, TaskRegistry):
         )
 
     def glance(self, job: Job) -> str:
-        """Say why a job is where it is, as far as the job alone can tell."""
+        """Explain the status of a job, as far as the job alone tells."""
         return glance(job, self._clock.now())
 
     async def _look(self, handle: JobHandle) -> Status:
-        """Read the job of a handle again, and nothing around it."""
+        """Read the job of a handle again, without its context."""
         handle.take(await (await self.store()).jobs.get(handle.id))
         return handle.status
 
@@ -223,7 +221,7 @@ class Headway(Connections, TaskRegistry):
         return handle.outcome()
 
     def _rests(self, handle: JobHandle, limit_s: float | None) -> Iterator[float]:
-        """Return the seconds between two looks at a job; the iterator raises `TimeoutError` when time is up."""
+        """Yield the seconds between two reads of a job; raise `TimeoutError` when the time is up."""
         until = None if limit_s is None else self._clock.monotonic() + limit_s
 
         def rests() -> Iterator[float]:
@@ -249,15 +247,12 @@ class Headway(Connections, TaskRegistry):
     ) -> Schedule:
         """Create or change a schedule at run time. No app owns it, so `sync` never removes it."""
         spec = self._spec(task, trigger, args, policies)
-        ref, caller = ScheduleRef(spec.tenant, check_name(name, "schedule name")), await self._caller()
-        old = (await caller.store.schedules.find([ref])).get(ref)
-        await write_change(caller, Change(ref, old, spec, owner=""))
-        return await caller.store.schedules.get(name, tenant=spec.tenant)
+        return await put_unowned(await self._caller(), check_name(name, "schedule name"), spec)
 
     put_schedule_sync = blocking_twin(put_schedule)
 
     async def remove_schedule(self, name: str, *, tenant: str = DEFAULT_TENANT) -> bool:
-        """Remove a schedule of a tenant from now on; False when there was none."""
+        """Remove a schedule of a tenant; return False if there was none."""
         try:
             return (await Schedules(await self._caller()).remove(name, tenant=tenant)).removed
         except ScheduleNotFound:
@@ -266,7 +261,7 @@ class Headway(Connections, TaskRegistry):
     remove_schedule_sync = blocking_twin(remove_schedule)
 
     async def occurrences(self, schedule: str, *, tenant: str = DEFAULT_TENANT, limit: int = 50) -> list[Occurrence]:
-        """Return what was decided for a schedule of a tenant, newest first."""
+        """Return the decisions of a schedule of a tenant, newest first."""
         store = await self.store()
         return await store.ledger.occurrences(
             await store.schedules.key(schedule, tenant=tenant), limit=_page_size(limit)
@@ -275,7 +270,7 @@ class Headway(Connections, TaskRegistry):
     occurrences_sync = blocking_twin(occurrences)
 
     async def sync(self) -> dict[str, str]:
-        """Bring the store in line with the schedules declared here; return the outcome of each."""
+        """Write the schedules declared here to the store; return the outcome of each."""
         return await sync_schedules(await self.store(), self.name, self.declared)
 
     sync_sync = blocking_twin(sync)
@@ -304,6 +299,6 @@ def _calling_module() -> str:
 
 
 def file_app() -> Headway | None:
-    """Make an app of what headway.toml defines; None when it defines nothing."""
+    """Make an app from headway.toml; None if it defines no tasks and schedules."""
     defined = Definitions.load()
     return Headway(name=defined.name) if defined else None

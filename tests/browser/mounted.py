@@ -1,4 +1,4 @@
-"""The API inside somebody else's application, below a path, in a thread."""
+"""Mount the API in another application, under a path, in a thread."""
 
 import contextlib
 import threading
@@ -18,7 +18,7 @@ TOKEN = "environment-0123456789abcdef"
 
 @contextlib.contextmanager
 def mounted(folder: Path, path: str) -> Iterator[tuple[str, str]]:
-    """Serve it until the block ends; return where, and a token."""
+    """Serve it until the block ends; yield its URL and a token."""
     app = Headway(f"sqlite:///{folder}/headway.db", settings=Settings(token=TOKEN))
     config = uvicorn.Config(Starlette(routes=[Mount(path, app.api())]), port=0, log_level="error", lifespan="off")
     server = uvicorn.Server(config)
@@ -28,5 +28,5 @@ def mounted(folder: Path, path: str) -> Iterator[tuple[str, str]]:
     port = server.servers[0].sockets[0].getsockname()[1]
     yield f"http://127.0.0.1:{port}{path}", TOKEN
     server.should_exit = True
-    server.force_exit = True  # Its streams have nobody who reads them any more.
+    server.force_exit = True  # Nothing reads its streams any more.
     thread.join(DEADLINE_S)

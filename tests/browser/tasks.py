@@ -1,4 +1,4 @@
-"""The app whose jobs the browser shows: each task is there for one thing that people do on the pages."""
+"""The app whose jobs the browser shows. Each task serves one user journey."""
 
 import asyncio
 import itertools
@@ -9,10 +9,10 @@ from typing import Any
 from headway import Context, Cron, Every, Headway, Retry
 from headway.core.settings import Settings
 
-# What a script would do if any page took a text for more than a text.
+# Scripts that would run if a page did not escape a text.
 NASTY = """<img src=x onerror="window.__ran.push('image')">'"><script>window.__ran.push('script')</script>"""
 NASTY_URL = "javascript:window.__ran.push('address')"
-# The same in fewer letters, for names that are short.
+# A shorter one, for names of limited length.
 NASTY_NAME = "<img src=x onerror=window.__ran.push(1)>"
 
 app = Headway(settings=Settings(), name="browser")
@@ -21,24 +21,24 @@ ONCE = Retry(max_attempts=1)
 
 @app.task
 async def greet(name: str = "you") -> dict[str, Any]:
-    """Be over at once, with a result that has a number no browser can count to."""
+    """Return at once, with a number that JavaScript cannot represent exactly."""
     return {"greeting": f"hello {name}", "exact": 9_007_199_254_740_993}
 
 
 @app.task(retry=ONCE)
 async def fail(message: str = "the printer is on fire", api_key: str = "hidden") -> None:
-    """Fail for good, at once."""
+    """Fail at once, without a retry."""
     raise OSError(message)
 
 
 def is_there(path: str) -> bool:
-    """Tell whether a test has made a file."""
+    """Return whether a test has created a file."""
     return Path(path).exists()
 
 
 @app.task(retry=ONCE)
 async def work(ctx: Context, seconds: float = 3_600.0, until: str = "") -> str:
-    """Go through steps and tell about it, until it is told to stop, or time is over and the file `until` is there."""
+    """Report steps and progress until cancelled, or until the time is up and the file `until` exists."""
     with ctx.steps("Load", "Transform", "Store") as steps:
         for name in ("Load", "Transform", "Store"):
             with steps(name):
@@ -53,7 +53,7 @@ async def work(ctx: Context, seconds: float = 3_600.0, until: str = "") -> str:
 
 @app.task(retry=ONCE)
 async def wander(ctx: Context) -> None:
-    """Be somewhere else every moment, until it is told to stop."""
+    """Report changing progress until cancelled."""
     for number in itertools.count():
         ctx.progress(number % 100, "Wandering")
         await asyncio.sleep(0.1)
@@ -61,14 +61,14 @@ async def wander(ctx: Context) -> None:
 
 @app.task(retry=ONCE)
 async def tell(ctx: Context, lines: int = 10) -> None:
-    """Say a lot, and be over."""
+    """Log many lines and return."""
     for number in range(lines):
         ctx.log(f"told line {number}.")
 
 
 @app.task(retry=ONCE)
 async def chat() -> None:
-    """Say something on every level, as people do."""
+    """Log on several levels."""
     logging.getLogger("shop.stock").warning("seven left")
     logging.getLogger("shop.stock").error("none left")
     print("a plain line")
@@ -76,7 +76,7 @@ async def chat() -> None:
 
 @app.task(name=NASTY_NAME, retry=ONCE)
 async def hostile(ctx: Context, text: str = NASTY, fails: bool = True) -> dict[str, str]:
-    """Say something in every place that a task can say something in."""
+    """Put a text into every field that a task can write."""
     ctx.log(text)
     ctx.log("\x1b]0;title\x07\x1b[31mred\u202edesrever\u2066")
     ctx.metadata[text] = text

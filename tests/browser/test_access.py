@@ -1,4 +1,4 @@
-"""Who signs in, who may what, and what pages of others can do with a browser that is signed in: nothing."""
+"""Sign-in, roles, and CSRF: pages of other sites can do nothing with a signed-in browser."""
 
 import threading
 from collections.abc import Iterator
@@ -18,23 +18,23 @@ SECRET = "environment-0123456789abcdef"
 
 
 @pytest.fixture(scope="module")
-def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiProcess]:
-    """A server that wants a token."""
-    store = f"sqlite:///{tmp_path_factory.mktemp('closed')}/headway.db"
+def secured_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiProcess]:
+    """A server that requires a token."""
+    store = f"sqlite:///{tmp_path_factory.mktemp('secured_server')}/headway.db"
     with api_process(store, env={"HEADWAY_TOKEN": SECRET}) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def root(closed: ApiProcess) -> Iterator[httpx.Client]:
-    with closed.client(SECRET) as client:
+def root(secured_server: ApiProcess) -> Iterator[httpx.Client]:
+    with secured_server.client(SECRET) as client:
         yield client
 
 
 @pytest.fixture
-def guest(browser: Browser, closed: ApiProcess) -> Iterator[Visit]:
-    """Somebody who has not signed in."""
-    with visiting(browser, closed.url) as visit:
+def guest(browser: Browser, secured_server: ApiProcess) -> Iterator[Visit]:
+    """A visitor who has not signed in."""
+    with visiting(browser, secured_server.url) as visit:
         visit.expects += ["status of 401", "status of 403"]
         yield visit
 
@@ -49,31 +49,31 @@ def sign_in(page: Page, token: str) -> None:
     page.get_by_role("button", name="Sign in").click()
 
 
-def test_sign_in_look_around_sign_out(guest: Visit, root: httpx.Client) -> None:
+def test_sign_in_browse_sign_out(guest: Visit, root: httpx.Client) -> None:
     job_id = enqueue(root, "report", queue="nobody", tenant="acme")
     page = guest.open(f"jobs/{job_id}")
     sign_in(page, "hw_wrong")
     expect(page.get_by_role("alert")).to_be_visible()
     expect(page.get_by_label("Token")).to_have_attribute("type", "password")
     sign_in(page, token_of(root, "viewer", "acme")["token"])
-    expect(page.get_by_role("heading", level=1)).to_contain_text("report")  # Where one wanted to go.
-    assert page.evaluate("document.cookie") == ""  # No script can read it.
+    expect(page.get_by_role("heading", level=1)).to_contain_text("report")  # The page that was requested.
+    assert page.evaluate("document.cookie") == ""  # HttpOnly.
     [cookie] = guest.context.cookies()
     assert (cookie["httpOnly"], cookie["sameSite"], cookie["path"]) == (True, "Strict", "/")
     kept = page.evaluate("JSON.stringify([localStorage, sessionStorage])")
     assert "hw_" not in kept
     page.reload()
     expect(page.get_by_role("heading", level=1)).to_contain_text("report")
-    expect(page.get_by_role("button", name="Cancel", exact=True)).to_have_count(0)  # A viewer only looks,
+    expect(page.get_by_role("button", name="Cancel", exact=True)).to_have_count(0)  # A viewer has no buttons,
     status = page.evaluate("id => fetch(`api/jobs/${id}/cancel`, {method: 'POST'}).then(it => it.status)", job_id)
-    assert status == 403  # and it is the server that decides.
+    assert status == 403  # and the server enforces it.
     page = guest.open("settings")
     page.get_by_role("button", name="Sign out").first.click()
     expect(page.get_by_label("Token")).to_be_visible()
     assert guest.context.cookies() == []
 
 
-def test_an_operator_may_more_and_only_of_its_tenant(guest: Visit, root: httpx.Client) -> None:
+def test_operator_acts_on_its_own_tenant_only(guest: Visit, root: httpx.Client) -> None:
     ours = enqueue(root, "ours", queue="nobody", tenant="acme")
     enqueue(root, "theirs", queue="nobody", tenant="globex")
     page = guest.open("jobs")
@@ -87,7 +87,7 @@ def test_an_operator_may_more_and_only_of_its_tenant(guest: Visit, root: httpx.C
     expect(page.get_by_role("heading", level=1)).to_contain_text("Cancelled")
 
 
-def test_a_revoked_token_leads_back_to_the_door(guest: Visit, root: httpx.Client) -> None:
+def test_revoked_token_leads_to_sign_in(guest: Visit, root: httpx.Client) -> None:
     token = token_of(root, "viewer")
     page = guest.open()
     sign_in(page, token["token"])
@@ -96,7 +96,7 @@ def test_a_revoked_token_leads_back_to_the_door(guest: Visit, root: httpx.Client
     expect(page.get_by_label("Token")).to_be_visible()
 
 
-def test_an_admin_makes_a_token_and_revokes_it(guest: Visit, root: httpx.Client) -> None:
+def test_admin_creates_and_revokes_a_token(guest: Visit, root: httpx.Client) -> None:
     page = guest.open("settings")
     sign_in(page, token_of(root, "admin")["token"])
     page.get_by_role("button", name="New token").click()
@@ -119,7 +119,7 @@ def test_an_admin_makes_a_token_and_revokes_it(guest: Visit, root: httpx.Client)
 
 
 class _Evil(BaseHTTPRequestHandler):
-    """A page of somebody else."""
+    """Serve a page of another site."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -128,12 +128,12 @@ class _Evil(BaseHTTPRequestHandler):
         self.wfile.write(b"<!doctype html><title>evil</title><form method=post enctype=text/plain></form>")
 
     def log_message(self, *_: object) -> None:
-        """Be quiet."""
+        """Log nothing."""
 
 
 @pytest.fixture(scope="module")
 def evil() -> Iterator[int]:
-    """The port of a server with pages of somebody else."""
+    """The port of a server with pages of another site."""
     server = HTTPServer(("127.0.0.1", 0), _Evil)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server.server_port
@@ -165,9 +165,9 @@ ATTACK = """async ([url, body]) => {
 }"""
 
 
-# Another port is the same site to a browser, which sends the cookie there; another name is another site.
+# To a browser, another port is the same site, so it sends the cookie; another host name is another site.
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_pages_of_others_get_nothing_and_change_nothing(guest: Visit, root: httpx.Client, evil: int, host: str) -> None:
+def test_pages_of_other_sites_read_and_change_nothing(guest: Visit, root: httpx.Client, evil: int, host: str) -> None:
     guest.expects.append("CORS|Failed to load|ERR_FAILED|WebSocket|blocked|MIME")
     page = guest.open("settings")
     sign_in(page, token_of(root, "admin")["token"])
@@ -176,7 +176,7 @@ def test_pages_of_others_get_nothing_and_change_nothing(guest: Visit, root: http
     page.goto(f"http://{host}:{evil}/")
     told = page.evaluate(ATTACK, [guest.url, '{"type": "forged", "name": "forged", "role": "admin"}'])
     assert set(told) <= {"refused", "opaque"}, told
-    # A form needs no script to be sent, and takes the browser along.
+    # A form needs no script to submit, and navigates the browser.
     page.evaluate(
         "url => { const form = document.forms[0]; form.action = url + '/api/jobs'; form.submit(); }", guest.url
     )
@@ -186,11 +186,11 @@ def test_pages_of_others_get_nothing_and_change_nothing(guest: Visit, root: http
     assert len(root.get("/api/tokens?limit=200").json()["items"]) == before
 
 
-def test_the_page_cannot_be_framed(guest: Visit, evil: int, tmp_path: Path) -> None:
+def test_page_cannot_be_framed(guest: Visit, evil: int, tmp_path: Path) -> None:
     guest.expects.append("frame-ancestors|Refused to frame|Framing")
     page = guest.page
     page.goto(f"http://127.0.0.1:{evil}/")
-    # What is refused has a load event, too: that of the page which the browser shows instead.
+    # A blocked frame fires a load event, too: that of the error page.
     page.evaluate(
         "url => new Promise((done) => { const frame = document.createElement('iframe'); frame.src = url;"
         " frame.onload = done; document.body.append(frame); })",

@@ -1,4 +1,4 @@
-"""What people come to the pages for, each from where the need arises, with a real server and real jobs."""
+"""User journeys on the dashboard, each from the page where it starts, with a real server and real jobs."""
 
 import re
 from datetime import datetime
@@ -18,20 +18,20 @@ def enqueue(api: httpx.Client, task: str, args: dict[str, Any] | None = None, **
     return str(answer.json()["id"])
 
 
-def ended(api: httpx.Client, job_id: str) -> dict[str, Any]:
-    """Wait until a job has ended."""
+def wait_ended(api: httpx.Client, job_id: str) -> dict[str, Any]:
+    """Wait until a job has ended; return it."""
 
-    def look() -> dict[str, Any] | None:
+    def job_if_ended() -> dict[str, Any] | None:
         job: dict[str, Any] = api.get(f"/api/jobs/{job_id}", params={"wait": "20s"}).json()
         return job if job["finished_at"] is not None else None
 
-    found = wait_until(look, f"the end of {job_id}")
+    found = wait_until(job_if_ended, f"the end of {job_id}")
     assert found
     return found
 
 
-def unended(api: httpx.Client, task: str) -> int:
-    """Return how many jobs of a task wait or run."""
+def count_unfinished(api: httpx.Client, task: str) -> int:
+    """Return how many jobs of a task are pending or running."""
     counts = (
         api.get("/api/jobs/count", params={"type": task, "status": status}).json()["count"]
         for status in ("PENDING", "RUNNING")
@@ -40,7 +40,7 @@ def unended(api: httpx.Client, task: str) -> int:
 
 
 def shown_id(page: Page) -> str:
-    """Return the job whose page is open."""
+    """Return the id of the job whose page is open."""
     return page.url.rpartition("/")[2]
 
 
@@ -48,9 +48,9 @@ def toast(page: Page) -> Any:
     return page.locator(".toast")
 
 
-def test_retry_a_failed_job_from_where_its_error_is_read(visit: Visit, api: httpx.Client) -> None:
+def test_retry_a_failed_job_from_its_page(visit: Visit, api: httpx.Client) -> None:
     job_id = enqueue(api, "fail", {"message": "no paper left", "api_key": "hw-secret"})
-    ended(api, job_id)
+    wait_ended(api, job_id)
     page = visit.open(f"jobs/{job_id}")
     expect(page.get_by_role("heading", level=1)).to_contain_text("Failed")
     error = page.get_by_role("region", name="Error")
@@ -62,13 +62,13 @@ def test_retry_a_failed_job_from_where_its_error_is_read(visit: Visit, api: http
     again = shown_id(page)
     assert again != job_id
     assert api.get(f"/api/jobs/{again}").json()["rerun_of"] == job_id
-    expect(toast(page)).to_contain_text(f"jobs retry {job_id}")  # The same, for a terminal.
+    expect(toast(page)).to_contain_text(f"jobs retry {job_id}")  # The equivalent command.
 
 
-def test_retry_all_that_match_with_the_count_asked_first(visit: Visit, api: httpx.Client) -> None:
+def test_retry_all_matching_jobs_after_confirming_the_count(visit: Visit, api: httpx.Client) -> None:
     jobs = [enqueue(api, "fail", tags=["many"]) for _ in range(3)]
     for job_id in jobs:
-        ended(api, job_id)
+        wait_ended(api, job_id)
     page = visit.open("jobs?status=FAILED&tag=many")
     rows = page.get_by_role("region", name="Jobs").locator("tbody tr")
     expect(rows).to_have_count(3)
@@ -81,7 +81,7 @@ def test_retry_all_that_match_with_the_count_asked_first(visit: Visit, api: http
     expect(toast(page)).to_contain_text("3 jobs will run again.")
     found = api.get("/api/jobs", params={"tag": "many", "limit": 50}).json()["items"]
     assert sorted(job["rerun_of"] for job in found if job["rerun_of"]) == sorted(jobs)
-    assert "status=FAILED" in page.url  # Who reloads, or shares the address, sees the same.
+    assert "status=FAILED" in page.url  # The filter is in the URL, so a reload or a shared link shows the same.
     page.reload()
     expect(page.get_by_role("link", name=re.compile("^Failed"))).to_have_attribute("aria-current", "true")
 
@@ -98,8 +98,8 @@ def test_cancel_a_job_and_see_it_stop(visit: Visit, api: httpx.Client) -> None:
     assert "wrong month" in str(api.get(f"/api/jobs/{job_id}").json())
 
 
-def test_retry_more_than_a_page_shows(visit: Visit, api: httpx.Client) -> None:
-    """What matches is counted and chosen by the server; the browser never reads it all."""
+def test_cancel_more_jobs_than_a_page_shows(visit: Visit, api: httpx.Client) -> None:
+    """The server counts and selects the jobs; the browser never loads all of them."""
     jobs = [{"type": "greet", "tags": ["crowd"], "delay": "1h", "queue": "crowd"} for _ in range(70)]
     assert api.post("/api/jobs/bulk", json={"jobs": jobs}).status_code == 201
     page = visit.open("jobs?tag=crowd")
@@ -123,8 +123,8 @@ def test_retry_more_than_a_page_shows(visit: Visit, api: httpx.Client) -> None:
     expect(selection).to_have_count(0)
 
 
-def test_all_jobs_are_never_meant_by_accident(visit: Visit, api: httpx.Client) -> None:
-    ended(api, enqueue(api, "greet"))
+def test_all_jobs_cannot_be_selected_by_accident(visit: Visit, api: httpx.Client) -> None:
+    wait_ended(api, enqueue(api, "greet"))
     page = visit.open("jobs")
     expect(page.get_by_role("region", name="Jobs").locator("tbody tr").first).to_be_visible()
     page.keyboard.press("a")
@@ -132,9 +132,9 @@ def test_all_jobs_are_never_meant_by_accident(visit: Visit, api: httpx.Client) -
     expect(page.get_by_role("region", name="Selection")).to_have_count(0)
 
 
-def test_run_again_with_other_arguments_keeps_every_digit(visit: Visit, api: httpx.Client) -> None:
+def test_run_again_with_other_arguments_keeps_large_numbers(visit: Visit, api: httpx.Client) -> None:
     job_id = enqueue(api, "greet", {"name": "ada"})
-    ended(api, job_id)
+    wait_ended(api, job_id)
     page = visit.open(f"jobs/{job_id}")
     expect(page.get_by_role("region", name="Result")).to_contain_text("9007199254740993")
     page.get_by_role("button", name="Run again with other arguments").click()
@@ -148,7 +148,7 @@ def test_run_again_with_other_arguments_keeps_every_digit(visit: Visit, api: htt
     again = shown_id(page)
     assert again != job_id
     assert api.get(f"/api/jobs/{again}").json()["rerun_of"] == job_id
-    page = visit.open(f"jobs/{job_id}")  # Which leads to what became of it,
+    page = visit.open(f"jobs/{job_id}")  # It links to its rerun,
     facts = page.get_by_role("region", name="About")
     expect(facts).to_contain_text("Run again as")
     facts.locator(f'a[href="#/jobs/{again}"]').click()
@@ -157,10 +157,10 @@ def test_run_again_with_other_arguments_keeps_every_digit(visit: Visit, api: htt
     expect(page.get_by_role("region", name="Result")).to_contain_text("hello ada")
 
 
-def test_arguments_that_are_refused_keep_the_form(visit: Visit, api: httpx.Client) -> None:
+def test_rejected_arguments_keep_the_form_open(visit: Visit, api: httpx.Client) -> None:
     visit.expects.append("status of 422")
     job_id = enqueue(api, "greet", {"name": "ada"})
-    ended(api, job_id)
+    wait_ended(api, job_id)
     page = visit.open(f"jobs/{job_id}")
     page.get_by_role("button", name="Run again with other arguments").click()
     dialog = page.get_by_role("dialog")
@@ -171,7 +171,7 @@ def test_arguments_that_are_refused_keep_the_form(visit: Visit, api: httpx.Clien
     assert shown_id(page) == job_id
 
 
-def test_ask_why_a_job_is_where_it_is(visit: Visit, api: httpx.Client) -> None:
+def test_why_explains_the_status_of_a_job(visit: Visit, api: httpx.Client) -> None:
     job_id = enqueue(api, "greet", queue="nobody-takes-this", delay="1h")
     page = visit.open(f"jobs/{job_id}")
     expect(page.locator(".why")).to_contain_text("due in")
@@ -181,7 +181,7 @@ def test_ask_why_a_job_is_where_it_is(visit: Visit, api: httpx.Client) -> None:
     api.post(f"/api/jobs/{job_id}/cancel", json={})
 
 
-def test_follow_a_log_while_it_grows(visit: Visit, api: httpx.Client, tmp_path: Path) -> None:
+def test_log_follows_new_lines(visit: Visit, api: httpx.Client, tmp_path: Path) -> None:
     job_id = enqueue(api, "work", {"seconds": 3, "until": str(tmp_path / "enough")})
     page = visit.open(f"jobs/{job_id}")
     log = page.get_by_role("log")
@@ -189,7 +189,7 @@ def test_follow_a_log_while_it_grows(visit: Visit, api: httpx.Client, tmp_path: 
     expect(log).to_contain_text("Transform line 3")
     is_at_end = "element => element.scrollHeight - element.scrollTop - element.clientHeight < 40"
     assert log.evaluate(is_at_end)
-    # Lines that come between a scroll and the word of it do not end the following; a person who goes up does.
+    # Lines that arrive between a scroll and its event do not stop following; scrolling up does.
     log.evaluate("element => { element.style.height = '20px'; element.dispatchEvent(new Event('scroll')); }")
     page.evaluate("() => new Promise(requestAnimationFrame)")
     expect(page.get_by_label("follow")).to_be_checked()
@@ -204,9 +204,9 @@ def test_follow_a_log_while_it_grows(visit: Visit, api: httpx.Client, tmp_path: 
     expect(page.get_by_role("heading", level=1)).to_contain_text("Completed")
 
 
-def test_a_long_log_is_read_from_its_end(visit: Visit, api: httpx.Client) -> None:
+def test_long_log_is_loaded_from_its_end(visit: Visit, api: httpx.Client) -> None:
     job_id = enqueue(api, "tell", {"lines": 450})
-    ended(api, job_id)
+    wait_ended(api, job_id)
     page = visit.open(f"jobs/{job_id}")
     log = page.get_by_role("log")
     lines = log.locator(".log-line")
@@ -215,7 +215,7 @@ def test_a_long_log_is_read_from_its_end(visit: Visit, api: httpx.Client) -> Non
     log.get_by_role("button", name="Older lines").click()
     expect(lines).to_have_count(400)
     seen = "element => element.scrollTop > 100"
-    assert log.evaluate(seen)  # Where one was, not at the top of what has come.
+    assert log.evaluate(seen)  # The scroll position is kept.
     page.get_by_label("Search the log").fill("told line 7.")
     expect(page.get_by_text("older ones are not read yet")).to_be_visible()
     page.get_by_label("Search the log").fill("")
@@ -225,14 +225,14 @@ def test_a_long_log_is_read_from_its_end(visit: Visit, api: httpx.Client) -> Non
     expect(log.get_by_role("button", name="Older lines")).to_have_count(0)
 
 
-def test_lines_of_a_log_tell_their_level_and_logger(visit: Visit, api: httpx.Client) -> None:
+def test_log_lines_show_level_and_logger(visit: Visit, api: httpx.Client) -> None:
     job_id = enqueue(api, "chat")
-    ended(api, job_id)
+    wait_ended(api, job_id)
     page = visit.open(f"jobs/{job_id}")
     lines = page.get_by_role("log").locator(".log-line")
     expect(lines).to_have_count(3)
     expect(lines.filter(has_text="seven left")).to_contain_text("WARNING shop.stock")
-    expect(lines.filter(has_text="none left")).to_contain_text("ERROR shop.stock")  # A word beside the colour.
+    expect(lines.filter(has_text="none left")).to_contain_text("ERROR shop.stock")  # A word in addition to the colour.
     expect(lines.filter(has_text="a plain line").locator(".log-source")).to_have_count(0)
     page.get_by_role("searchbox", name="Search the log").fill("error shop")
     expect(lines).to_have_count(1)
@@ -298,10 +298,10 @@ def test_pause_a_queue_with_a_note_and_resume_it(visit: Visit, api: httpx.Client
     api.post(f"/api/jobs/{job_id}/cancel", json={})
 
 
-def test_change_a_schedule_with_what_would_change_shown_first(visit: Visit, api: httpx.Client) -> None:
+def test_change_a_schedule_after_a_preview(visit: Visit, api: httpx.Client) -> None:
     made = api.put("/api/schedules/edited", json={"task": "greet", "cron": "0 6 * * *", "tz": "Europe/Berlin"})
     assert made.status_code == 201, made.text
-    visit.expects.append("status of 422")  # The browser tells of it too, when a rule makes no sense.
+    visit.expects.append("status of 422")  # The browser logs it, too, for an invalid rule.
     page = visit.open("schedules/edited")
     page.get_by_role("button", name="Change", exact=True).click()
     dialog = page.get_by_role("dialog")
@@ -319,8 +319,8 @@ def test_change_a_schedule_with_what_would_change_shown_first(visit: Visit, api:
     assert api.get("/api/schedules/edited").json()["trigger"]["expr"] == "30 2 * * *"
 
 
-def test_make_a_schedule_and_remove_it(visit: Visit, api: httpx.Client) -> None:
-    visit.expects.append("status of 412")  # A preview that comes after it was made finds that it is there.
+def test_create_and_remove_a_schedule(visit: Visit, api: httpx.Client) -> None:
+    visit.expects.append("status of 412")  # A preview after the creation finds that the schedule exists.
     page = visit.open("schedules")
     page.get_by_role("link", name="New schedule").click()
     dialog = page.get_by_role("dialog")
@@ -331,13 +331,14 @@ def test_make_a_schedule_and_remove_it(visit: Visit, api: httpx.Client) -> None:
     dialog.get_by_role("button", name="Create").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("weekly/sales report")
     expect(page.get_by_role("region", name="Audit")).to_contain_text("Complete")
+    visit.expects.append("status of 404")  # A page that follows the schedule may still ask for it.
     page.get_by_role("button", name="Remove", exact=True).click()
     page.get_by_role("dialog").get_by_role("button", name="Remove it").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Schedules")
     assert api.get("/api/schedules/weekly%2Fsales%20report").status_code == 404
 
 
-def test_backfill_a_range_with_the_count_first(visit: Visit, api: httpx.Client) -> None:
+def test_backfill_a_range_after_confirming_the_count(visit: Visit, api: httpx.Client) -> None:
     api.put("/api/schedules/filled", json={"task": "greet", "cron": "0 12 * * *", "args": {"name": "past"}})
     page = visit.open("schedules/filled")
     page.get_by_role("button", name="Backfill").click()
@@ -353,13 +354,13 @@ def test_backfill_a_range_with_the_count_first(visit: Visit, api: httpx.Client) 
     assert sorted(job["occurrence_at"] for job in found) == [f"2026-03-0{day}T12:00:00Z" for day in (1, 2, 3)]
 
 
-def test_dead_letters_are_settled_by_the_error_they_share(visit: Visit, api: httpx.Client) -> None:
-    wait_until(lambda: not unended(api, "fail"), "what other tests ran again, which is no dead letter of this one")
+def test_dead_letters_are_handled_by_error(visit: Visit, api: httpx.Client) -> None:
+    wait_until(lambda: not count_unfinished(api, "fail"), "the reruns of other tests to end")
     for letters in api.get("/api/dead", params={"limit": 200}).json()["items"]:
         api.post(f"/api/dead/{letters['id']}/drop")
     for number in (1, 2):
-        ended(api, enqueue(api, "fail", {"message": f"disk {number} is full"}))
-    ended(api, enqueue(api, "fail", {"message": "nobody is at home"}))
+        wait_ended(api, enqueue(api, "fail", {"message": f"disk {number} is full"}))
+    wait_ended(api, enqueue(api, "fail", {"message": "nobody is at home"}))
     page = visit.open("problems")
     groups = page.get_by_role("region", name="Dead letters").locator(".groups > li")
     expect(groups).to_have_count(2)
@@ -368,13 +369,13 @@ def test_dead_letters_are_settled_by_the_error_they_share(visit: Visit, api: htt
     expect(question.get_by_role("heading")).to_have_text("Run 2 dead letters again?")
     question.get_by_role("button", name="Run again").click()
     expect(toast(page).first).to_contain_text("2 jobs will run again.")
-    # What runs again fails again, and soon is a group of its own beside this one.
+    # A rerun fails again and soon forms its own group beside this one.
     groups.filter(has_text="nobody is at home").get_by_role("button", name="Drop 1 job of fail").click()
     page.get_by_role("dialog").get_by_role("button", name="Drop").click()
     expect(page.get_by_text("1 dead letter dropped.")).to_be_visible()
 
 
-def test_a_new_secret_for_a_webhook_is_shown_once(visit: Visit, api: httpx.Client) -> None:
+def test_new_webhook_secret_is_shown_once(visit: Visit, api: httpx.Client) -> None:
     made = api.post("/api/webhooks", json={"url": "https://hooks.invalid/told", "note": "tells the shop"}).json()
     page = visit.open("settings")
     row = page.get_by_role("region", name="Webhooks", exact=True).get_by_role("row").filter(has_text="tells the shop")

@@ -1,4 +1,4 @@
-"""Texts that would like to be more than texts, in every field and on every page: they are shown, and do nothing."""
+"""Stored XSS: hostile texts in every field and on every page are shown, and never run."""
 
 from collections.abc import Iterator
 from urllib.parse import quote
@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.tasks import NASTY, NASTY_NAME, NASTY_URL
-from tests.browser.test_actions import ended
+from tests.browser.test_actions import wait_ended
 from tests.support.browser import Visit
 
 HOOK = "https://hooks.invalid/<script>window.__ran.push('hook')</script>?q=\"'><img src=x onerror=window.__ran.push(2)>"
@@ -16,7 +16,7 @@ HOOK = "https://hooks.invalid/<script>window.__ran.push('hook')</script>?q=\"'><
 
 @pytest.fixture(scope="module")
 def traps(api: httpx.Client) -> Iterator[dict[str, str]]:
-    """Everything that takes a text has got one."""
+    """Objects with a hostile text in every field."""
     common = {
         "type": NASTY_NAME,
         "queue": NASTY_NAME,
@@ -41,8 +41,8 @@ def traps(api: httpx.Client) -> Iterator[dict[str, str]]:
     hook = api.post("/api/webhooks", json={"url": HOOK})
     noted = api.post("/api/webhooks", json={"url": "https://hooks.invalid/noted", "note": NASTY_NAME})
     assert noted.status_code == 201, noted.text
-    ended(api, failed.json()["id"])
-    ended(api, completed.json()["id"])
+    wait_ended(api, failed.json()["id"])
+    wait_ended(api, completed.json()["id"])
     cancelled = api.post(f"/api/jobs/{waiting.json()['id']}/cancel", json={"reason": NASTY})
     assert cancelled.status_code == 200, cancelled.text
     yield {
@@ -74,7 +74,7 @@ PAGES = {
 }
 
 
-# An image of ours, asked for after all that the page has asked for: when it has failed, the others have.
+# An image requested after everything that the page requested: when it has failed, all others have.
 LOAD_ANOTHER = """() => new Promise((done) => {
   const image = new Image();
   image.onload = image.onerror = () => requestAnimationFrame(() => setTimeout(done));
@@ -82,8 +82,8 @@ LOAD_ANOTHER = """() => new Promise((done) => {
 })"""
 
 
-def test_nothing_runs_and_nothing_is_refused(visit: Visit, traps: dict[str, str]) -> None:
-    visit.expects += ["status of 4[0-9][0-9]"]  # The browser tells of answers that refuse: no such job.
+def test_no_script_runs_and_csp_reports_nothing(visit: Visit, traps: dict[str, str]) -> None:
+    visit.expects += ["status of 4[0-9][0-9]"]  # The browser logs error responses, such as 404 for an unknown job.
     for name, path in PAGES.items():
         page = visit.open(path.format(**traps))
         expect(page.locator("main :is(h1, h2, h3)").first).to_be_visible()
@@ -96,13 +96,14 @@ def test_nothing_runs_and_nothing_is_refused(visit: Visit, traps: dict[str, str]
         assert set(links) <= {"http:", "https:"}, name
 
 
-def test_what_is_hostile_is_shown_as_it_is(visit: Visit, traps: dict[str, str]) -> None:
+def test_hostile_text_is_shown_verbatim(visit: Visit, traps: dict[str, str]) -> None:
     page = visit.open(f"jobs/{traps['failed']}")
     expect(page.get_by_role("heading", level=1)).to_contain_text(NASTY_NAME)
     expect(page.get_by_role("region", name="Error")).to_contain_text(NASTY)
     log = page.get_by_role("log")
     expect(log).to_contain_text(NASTY)
-    assert not {"\x1b", "\x07", "\u202e", "\u2066"} & set(log.inner_text())  # Written out, so that they can be seen.
+    # Control characters are escaped, so that they are visible.
+    assert not {"\x1b", "\x07", "\u202e", "\u2066"} & set(log.inner_text())
     assert "red" in log.inner_text()
     page = visit.open(f"jobs/{traps['completed']}")
     result = page.get_by_role("region", name="Result")
@@ -110,7 +111,7 @@ def test_what_is_hostile_is_shown_as_it_is(visit: Visit, traps: dict[str, str]) 
     expect(result.get_by_role("link")).to_have_count(0)
 
 
-def test_dialogs_show_it_as_it_is_too(visit: Visit, traps: dict[str, str]) -> None:
+def test_dialogs_show_hostile_text_verbatim(visit: Visit, traps: dict[str, str]) -> None:
     opened = (
         (f"jobs/{traps['failed']}", "Run again with other arguments", NASTY_NAME),
         (f"schedules/{traps['schedule']}", "Change", NASTY_NAME),

@@ -1,4 +1,4 @@
-"""How much a browser has to load, and that the benchmark of the pages measures what it says."""
+"""The size of the dashboard, and a quick run of its benchmark."""
 
 import gzip
 import json
@@ -14,13 +14,13 @@ PACKED_BYTES_MAX = 80_000
 PATIENCE_S = 280
 
 
-def test_what_a_browser_loads_is_small(browser: Browser) -> None:
-    """The build refuses more; this is what it has left behind."""
+def test_bundle_is_small(browser: Browser) -> None:
+    """The build enforces the limit; this checks its output."""
     files = [BUILT.with_name(name) for name in ("index.html", "app.js", "app.css")]
     assert sum(len(gzip.compress(file.read_bytes())) for file in files) <= PACKED_BYTES_MAX
 
 
-def test_paints_and_filters_are_measured(browser: Browser, tmp_path: Path) -> None:
+def test_benchmark_measures_paints_and_filters(browser: Browser, tmp_path: Path) -> None:
     found = tmp_path / "figures.jsonl"
     command = [sys.executable, "-m", "bench", "dashboard", "--quick", "--store", "sqlite", "--json", str(found)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)

@@ -1,1 +1,1 @@
-"""Real processes under real faults: killed, frozen, cut off. The checks read the database from outside."""
+"""Real processes under real faults: killed, frozen, disconnected. The checks read the database from outside."""

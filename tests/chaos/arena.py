@@ -1,4 +1,4 @@
-"""Real scheduler processes and somebody who kills and freezes them."""
+"""Real scheduler processes, and faults that kill and freeze them."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def headway(*arguments: str, store: str, timeout: float = DEADLINE_S) -> subprocess.CompletedProcess[str]:
-    """Call the command line as a user does."""
+    """Run the command line as a user does."""
     return subprocess.run(
         [sys.executable, "-m", "headway", *arguments],
         env=environment(store),
@@ -40,13 +40,13 @@ def headway(*arguments: str, store: str, timeout: float = DEADLINE_S) -> subproc
 
 
 def environment(store: str, **more: str) -> dict[str, str]:
-    """Return an environment in which only this store is known."""
+    """Return an environment that names only this store."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
     return clean | {"HEADWAY_STORE": store, **more}
 
 
 def migrate(store: str) -> None:
-    """Bring a store to the present schema, in this process: a command of its own would take ten times as long."""
+    """Migrate a store to the current schema in this process: a separate command would take ten times as long."""
 
     async def apply() -> None:
         driver = open_driver(store, node="tests")
@@ -59,7 +59,7 @@ def migrate(store: str) -> None:
 
 
 def with_store(store: str, work: Callable[[Store], Awaitable[T]]) -> T:
-    """Do something with a store in this process, in a thread that has no event loop."""
+    """Run a coroutine function with a store in this process, in a thread without an event loop."""
 
     async def do() -> T:
         opened = await Store.open(store, Clock())
@@ -72,7 +72,7 @@ def with_store(store: str, work: Callable[[Store], Awaitable[T]]) -> T:
 
 
 def patiently(work: Callable[[], Awaitable[T]]) -> T:
-    """Do something that can be repeated, again while a slow machine keeps the store from answering in time."""
+    """Run something repeatable, and retry while a slow machine keeps the store from answering in time."""
 
     async def do() -> T:
         deadline = time.monotonic() + DEADLINE_S
@@ -100,7 +100,7 @@ class Arena:
     started: int = 0
 
     def start(self, **more: str) -> subprocess.Popen[bytes]:
-        """Start one more scheduler, with more in its environment."""
+        """Start another scheduler, with extra environment variables."""
         self.started += 1
         log = self._log(self.started)
         env = environment(
@@ -117,12 +117,12 @@ class Arena:
         return process
 
     def said(self, words: str) -> int:
-        """Count the lines in the logs of all schedulers that have these words."""
+        """Count the lines with these words in the logs of all schedulers."""
         logs = [self._log(number).read_text(errors="replace") for number in range(1, self.started + 1)]
         return sum(words in line for log in logs for line in log.splitlines())
 
     def torment(self, rounds: int) -> None:
-        """Kill, freeze and stop at random, and always start anew. All kinds come in every round, in another order."""
+        """Kill, freeze and stop at random, and always restart. Every kind comes once per round, in random order."""
         chance = random.Random(self.seed)
         for _ in range(rounds):
             bag: list[Callable[[random.Random], None]]

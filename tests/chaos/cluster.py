@@ -1,4 +1,4 @@
-"""A few nodes, each scheduler, worker and API in one process, with links of its own to the store and the engine."""
+"""A few nodes, each scheduler, worker and API in one process, with their own links to the store and the engine."""
 
 import glob
 import os
@@ -27,7 +27,7 @@ from tests.support.waiting import DEADLINE_S
 APP = "tests.chaos.witness:app"
 WORKER_LEASE_S = 3.0
 GRACE_S = 1.0
-LEAVE_S_MAX = GRACE_S + 2.0 + 10.0  # What is promised, and what a busy machine may add.
+LEAVE_S_MAX = GRACE_S + 2.0 + 10.0  # The promised time, and what a busy machine may add.
 ORPHANS_S_MAX = 20.0
 STOP_S_MAX = DEADLINE_S
 CLIENT_REST_S = 0.25
@@ -43,7 +43,7 @@ WEATHERS = {
 
 @dataclass(slots=True)
 class Node:
-    """One node: its way to the store, its ways to the engine, its clock and its process."""
+    """One node: its link to the store, its links to the engine, its clock and its process."""
 
     number: int
     port: int
@@ -54,20 +54,20 @@ class Node:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Return its name."""
         return f"node-{self.number}"
 
     @property
     def url(self) -> str:
-        """Where its API is."""
+        """Return the URL of its API."""
         return f"http://127.0.0.1:{self.port}"
 
 
 @dataclass(slots=True)
 class Cluster:
-    """All nodes, the client that keeps them busy, and whatever is done to them.
+    """All nodes, the client that keeps them busy, and their faults.
 
-    A machine of unknown speed has `slack_s` more than what is promised.
+    A machine of unknown speed gets `slack_s` more than the promised time.
     """
 
     arena: WorkerArena
@@ -91,7 +91,7 @@ class Cluster:
         settings: Mapping[str, str],
         slack_s: float = 0.0,
     ) -> "Cluster":
-        """Open the links; nothing is started yet. The settings are those of all nodes."""
+        """Open the links without starting anything. The settings apply to all nodes."""
         database = _port_of(arena.store)
         nodes = []
         for number in range(1, count + 1):
@@ -118,7 +118,7 @@ class Cluster:
             )
 
     def start_node(self, node: Node) -> None:
-        """Start a node, or start it again under its name."""
+        """Start a node, or restart it under its name."""
         node.worker = self.arena.start(
             *("--processes", "2", "--port", str(node.port), "--node", node.name),
             role="serve",
@@ -129,7 +129,7 @@ class Cluster:
             HEADWAY_WORKER_LEASE=f"{WORKER_LEASE_S:g}s",
             HEADWAY_GRACE=f"{GRACE_S:g}s",
             HEADWAY_POLL="0.5s",
-            HEADWAY_DEBUG="1",  # Should one of them end by itself, its last words say where.
+            HEADWAY_DEBUG="1",  # If one of them exits by itself, its traceback says where.
             **(_faked(node.clock) if self.rig.has_clocks else {}),
             **self.settings,
             **self.rig.settings([link.port for link in node.engine_links]),
@@ -138,7 +138,7 @@ class Cluster:
     # --- faults
 
     def strike_process(self, fault: Fault) -> None:
-        """Do something to the process of a node, and undo it after its time."""
+        """Apply a fault to the process of a node, and undo it after its time."""
         node = self.nodes[fault.place - 1]
         assert node.worker is not None
         if node.worker.process.poll() is not None:
@@ -154,7 +154,7 @@ class Cluster:
         self.start_node(node)
 
     def _kill_child(self, node: Node, worker: Worker, fault: Fault) -> None:
-        self.arena.wait_ready(worker)  # The first child tells what is in the app; without it there is no node yet.
+        self.arena.wait_ready(worker)  # The first child describes the app; without it there is no node yet.
         for pid in sorted(worker.family())[-1:]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -172,7 +172,7 @@ class Cluster:
                     os.kill(pid, signal.SIGCONT)
 
     def _pause_child(self, node: Node, worker: Worker, fault: Fault) -> None:
-        """Let one child stand still; the orphan reaper and the supervisor go on."""
+        """Pause one child; the orphan reaper and the supervisor continue."""
         for pid in sorted(worker.family())[-1:]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
@@ -186,7 +186,7 @@ class Cluster:
         worker.pipe.flows.set()
 
     def _terminate(self, node: Node, worker: Worker, fault: Fault) -> None:
-        self.arena.wait_ready(worker)  # While Python starts a signal ends it as it ends any program.
+        self.arena.wait_ready(worker)  # While Python starts, a signal ends it like any program.
         self._leave(node)
         time.sleep(fault.lasts_s)
         self.start_node(node)
@@ -197,28 +197,28 @@ class Cluster:
         set_clock(node.clock, RIGHT)
 
     def links(self, fault: Fault) -> list[Link]:
-        """Return the links that a fault is about."""
+        """Return the links that a fault applies to."""
         if fault.place == 0:
             return [self.client_link]
         node = self.nodes[fault.place - 1]
         return [node.store_link] if fault.lane == "store links" else node.engine_links
 
     def write_absurd_row(self, columns: str) -> None:
-        """Have somebody write nonsense into the row of a job that is ready. A database that is away is left alone."""
+        """Write nonsense into the row of a ready job. Do nothing if the database is unavailable."""
         with suppress(psycopg.Error, StoreError):
             job_id = self.arena.app.enqueue_sync("idle", {}, delay="1h").id
             self.absurd.append(job_id)
             self.arena.write(f"update headway_jobs set {columns}, status = 'PENDING' where id = '{job_id}'")
 
     def remove_absurd_rows(self) -> None:
-        """Remove them, so that the verdict is about the others."""
+        """Remove such rows, so that the verdict does not see them."""
         listed = ", ".join(f"'{job_id}'" for job_id in self.absurd)
         for table, column in (("jobs", "id"), ("attempts", "job_id"), ("events", "job_id")):
             if listed:
                 self.arena.write(f"delete from headway_{table} where {column} in ({listed})")
 
     def strike_links(self, fault: Fault) -> None:
-        """Let the weather be bad on a link, and clear it after its time."""
+        """Make a link bad, and restore it after its time."""
         links = self.links(fault)
         if fault.kind == "cut":
             for link in links:
@@ -241,7 +241,7 @@ class Cluster:
     # --- the end
 
     def heal(self) -> None:
-        """Put right what a fault may have left, and have every node run."""
+        """Undo what a fault may have left, and make every node run."""
         for node in self.nodes:
             set_clock(node.clock, RIGHT)
             assert node.worker is not None
@@ -250,7 +250,7 @@ class Cluster:
                 self.start_node(node)
 
     def stop_client(self) -> None:
-        """Let nobody enqueue any more; the client must have lived until now."""
+        """Stop the client, which must have run until now."""
         assert self._client is not None
         if self._client.poll() is not None:
             self.complaints.append(f"the client gave up: {self._client_log.read_text()[-2_000:]}")
@@ -258,22 +258,22 @@ class Cluster:
         self._client.wait(STOP_S_MAX)
 
     def leave(self) -> None:
-        """Ask every node to go, one after the other."""
+        """Stop all nodes, one after the other."""
         for node in self.nodes:
             self._leave(node)
 
     def end(self) -> None:
-        """End whatever still runs."""
+        """Kill whatever still runs."""
         if self._client is not None and self._client.poll() is None:
             self._client.kill()
             self._client.wait(STOP_S_MAX)
         self.arena.stop()
-        for worker in self.arena.workers:  # What libfaketime shares between processes; the killed leave it behind.
+        for worker in self.arena.workers:  # Shared memory of libfaketime, which killed processes leave behind.
             for shared in ("faketime_shm_", "sem.faketime_sem_"):
                 Path(f"/dev/shm/{shared}{worker.pid}").unlink(missing_ok=True)
 
     def orphans(self) -> list[str]:
-        """Wait until no process is left that a dead or stopped node has started; return what is."""
+        """Wait until no process of a dead or stopped node is left; return those that are."""
         living = {node.worker.mark for node in self.nodes if node.worker and node.worker.process.poll() is None}
         # short: tests give slack, `make torture` does not.
         deadline = time.monotonic() + ORPHANS_S_MAX + self.slack_s
@@ -290,20 +290,20 @@ class Cluster:
 
     @property
     def receipts_file(self) -> Path:
-        """What the client was told."""
+        """Return the file of the acknowledgements that the client received."""
         return self.arena.folder / "receipts"
 
     def receipts(self) -> dict[str, str]:
-        """Return the ids of acknowledged jobs by their keys; a line that is not whole does not count."""
+        """Return the ids of acknowledged jobs by their keys; incomplete lines do not count."""
         lines = self.receipts_file.read_text().rpartition("\n")[0].splitlines()
         return dict(line.split() for line in lines)
 
     def unready(self) -> list[str]:
-        """Return what the APIs of the nodes say about themselves, unless they are well."""
+        """Return the health of the nodes that are not healthy, as their APIs report it."""
         found = []
         for node in self.nodes:
             try:
-                # short: it is asked again.
+                # short: the caller retries.
                 answer = httpx.get(f"{node.url}/readyz", timeout=5, trust_env=False).json()
             except (httpx.HTTPError, ValueError) as error:
                 found.append(f"the API of {node.name} does not answer: {type(error).__name__}")
@@ -344,7 +344,7 @@ _PROCESS_STRIKES: Mapping[str, Callable[[Cluster, Node, Worker, Fault], None]] =
 
 
 def libfaketime() -> str:
-    """Find the library that stands between a process and the system's clock."""
+    """Find the library that fakes the clock of a process."""
     found: Sequence[str] = glob.glob("/usr/lib/*/faketime/libfaketime.so.1")
     if not found:
         raise ServerMissing("libfaketime")
@@ -352,20 +352,20 @@ def libfaketime() -> str:
 
 
 def set_clock(file: Path, text: str) -> None:
-    """Let a file say another time, at once: whoever looks never sees half of it."""
+    """Set the fake time in a file, atomically: readers never see half of it."""
     new = file.with_suffix(".new")
     new.write_text(text)
     new.replace(file)
 
 
 def _faked(clock: Path) -> dict[str, str]:
-    """Return the environment in which a file says what time it is; looked at once a second."""
+    """Return the environment that reads the fake time from a file, once a second."""
     return {
         "LD_PRELOAD": libfaketime(),
         "FAKETIME_TIMESTAMP_FILE": str(clock),
         "FAKETIME_CACHE_DURATION": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        "PYTHONPATH": str(Path(__file__).with_name("faketime")),  # Without it nobody could sleep.
+        "PYTHONPATH": str(Path(__file__).with_name("faketime")),  # Without it no process could sleep.
     }
 
 

@@ -1,4 +1,4 @@
-"""What must hold afterwards, read from the database with plain SQL and with arithmetic that shares no code with it."""
+"""Invariants after the faults, read with plain SQL and checked with arithmetic that shares no code with the product."""
 
 import asyncio
 import sqlite3
@@ -23,7 +23,7 @@ JOBS = "select id, schedule, occurrence_at from headway_jobs where schedule is n
 
 
 def put_schedules(store: str) -> None:
-    """Put twenty schedules of two seconds, under every overlap rule."""
+    """Create twenty schedules of two seconds, with every overlap rule."""
     specs = {
         f"beat-{index:02}": ScheduleSpec.from_dict(
             {
@@ -52,7 +52,7 @@ def wait_until_decided(store: str, until: int) -> None:
 
 
 def check_ledger(store: str, seconds: float) -> None:
-    """Check that each instant has exactly one record, none came early, and each fired one has exactly its job."""
+    """Check that each instant has exactly one record, none is early, and each fired one has exactly its job."""
     jobs = {job_id: (schedule, instant) for job_id, schedule, instant in query(store, JOBS)}
     decided: dict[str, list[int]] = {}
     for schedule, instant, until, count, outcome, job_id, decided_at in query(store, LEDGER):
@@ -68,11 +68,11 @@ def check_ledger(store: str, seconds: float) -> None:
         expected = Counter(range(first, decided_through + 1, INTERVAL))
         assert Counter(decided[name]) == expected
         assert len(expected) >= seconds // 2
-    assert all(live <= 2 for _, live in query(store, LIVE_JOBS))  # One in front, one in line under overlap=queue.
+    assert all(live <= 2 for _, live in query(store, LIVE_JOBS))  # One live, one queued under overlap=queue.
 
 
 def check_audit(store: str) -> None:
-    """Check that the product's own audit comes to the same verdict."""
+    """Check that the product's own audit agrees."""
 
     async def ask(opened: Store) -> JsonObject:
         return (await audit(opened.ledger)).to_dict()
@@ -84,7 +84,7 @@ def check_audit(store: str) -> None:
 
 
 def query(store: str, sql: str) -> list[tuple[Any, ...]]:
-    """Read the database as anybody could."""
+    """Read the database with plain SQL."""
     if store.startswith("sqlite"):
         connection = sqlite3.connect(store.removeprefix("sqlite:///"), timeout=DEADLINE_S)
         connection.text_factory = lambda text: text.decode("utf-8", "replace")

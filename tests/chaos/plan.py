@@ -1,8 +1,8 @@
-"""What will go wrong, drawn from a seed before anything starts: the same seed is the same plan, on any machine.
+"""The plan of faults, drawn from a seed before anything starts: the same seed gives the same plan on any machine.
 
-Faults come in lanes that know nothing of each other: processes, links to the store, links to the engine, servers, and
-rows that somebody writes by hand. In a lane one follows the other; between them they overlap as they like. Every kind
-of a lane comes once in each round.
+Faults come in independent lanes: processes, links to the store, links to the engine, servers, and rows that are edited
+by hand. Faults of one lane follow one another; faults of different lanes overlap. Every kind of a lane comes once in
+each round.
 """
 
 import random
@@ -14,7 +14,7 @@ LEASE_S: Final = 2.0
 DOWN_S: Final = (0.0, 2.0)
 PAST_LEASE_S: Final = (LEASE_S * 1.2, LEASE_S * 2.5)
 LINK_S: Final = (0.5, 6.0)
-LINK_LONG_S: Final = (10.0, 14.0)  # Past what a statement is waited for.
+LINK_LONG_S: Final = (10.0, 14.0)  # Longer than the timeout of a statement.
 LONG_IN: Final = 0.08
 
 # A kind and how long it lasts.
@@ -25,12 +25,12 @@ PROCESS_FAULTS: Final[Mapping[str, tuple[float, float]]] = {
     "freeze supervisor": PAST_LEASE_S,
     "terminate": DOWN_S,
     "pause child": (0.6, 8.0),
-    "clog log": (1.0, 6.0),  # Nobody reads what it logs.
+    "clog log": (1.0, 6.0),  # Its log is not read.
     "clock": (1.0, 3.0),
 }
 LINK_FAULTS: Final = ("slow", "cut", "refuse", "black hole", "mute", "deaf", "lose answers", "flap")
 STORE_FAULTS: Final[Mapping[str, tuple[float, float]]] = {"postgresql crash": (0.0, 3.0)}
-# What somebody writes into the row of a job that is about to run.
+# Nonsense for the row of a job that is about to run.
 ABSURD_ROWS: Final = (
     "attempt = 2147483647",
     "version = 9223372036854775807",
@@ -42,13 +42,13 @@ ABSURD_ROWS: Final = (
     "args = repeat('x', 70000000)",
     "priority = -2147483648, tags = 'no JSON'",
 )
-CLOCKS: Final = ("-7200", "+7200", "+0 x60", "2027-03-28 00:59:58", "+90", "-90")  # The fourth one stands still.
+CLOCKS: Final = ("-7200", "+7200", "+0 x60", "2027-03-28 00:59:58", "+90", "-90")  # The fourth clock is frozen.
 FLAP_S: Final = 0.4
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that goes wrong: when, where (the number of a node; of links, 0 is the client's), for how long."""
+    """One fault: when, where (the number of a node; for links, 0 is the client's), and for how long."""
 
     lane: str
     at_s: float
@@ -59,7 +59,7 @@ class Fault:
 
     @property
     def words(self) -> str:
-        """What it is, in words."""
+        """Return its description."""
         lane = f"{self.lane[:-1]}, " if self.lane.endswith(" links") else ""
         where = "" if self.lane in ("servers", "rows") else ", client" if self.place == 0 else f", node {self.place}"
         return f"{lane}{self.kind}{where}"
@@ -71,7 +71,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that a seed decides."""
+    """Everything that a seed determines."""
 
     seed: int
     engine: str
@@ -80,7 +80,7 @@ class Plan:
     faults: tuple[Fault, ...]
 
     def lanes(self) -> dict[str, list[Fault]]:
-        """Return the faults of each lane in their order."""
+        """Return the faults of each lane in order."""
         lanes: dict[str, list[Fault]] = {}
         for fault in self.faults:
             lanes.setdefault(fault.lane, []).append(fault)
@@ -96,7 +96,7 @@ def draw(
     engine_faults: Mapping[str, tuple[float, float]],
     has_clocks: bool = True,
 ) -> Plan:
-    """Draw a plan. `engine_faults` are the kinds that the engine's own servers know."""
+    """Draw a plan. `engine_faults` are the kinds of faults of the engine's own servers."""
     kinds = [kind for kind in PROCESS_FAULTS if kind != "clock" or has_clocks]
     faults = [
         *_processes(random.Random(f"{seed} processes"), seconds, nodes, kinds),
@@ -162,7 +162,7 @@ def _rows(chance: random.Random, seconds: float) -> list[Fault]:
 
 
 def _rounds(chance: random.Random, kinds: Sequence[str], seconds: float) -> list[str]:
-    """Return every kind in each round, in another order, for more rounds than fit into the time."""
+    """Return every kind once per round, in random order, for more rounds than fit into the time."""
     drawn: list[str] = []
     for _ in range(round(seconds) + 1):
         one_round = list(kinds)

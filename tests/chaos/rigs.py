@@ -1,4 +1,4 @@
-"""The engines as the torture has them: their servers, what can be done to these, and settings that lead to them."""
+"""The engines of the torture tests: their servers, the faults of these servers, and the settings that use them."""
 
 import os
 import signal
@@ -22,24 +22,24 @@ Faults = Mapping[str, tuple[float, float]]
 
 
 class Rig:
-    """The servers of an engine, or none. `faults` are the kinds that it can be struck with."""
+    """The servers of an engine, or none. `faults` are the kinds of faults that it supports."""
 
     faults: ClassVar[Faults] = {}
-    has_clocks: ClassVar[bool] = True  # Whether the clocks of the nodes can be wrong.
+    has_clocks: ClassVar[bool] = True  # Whether the clocks of the nodes may be wrong.
 
     def __init__(self, stack: ExitStack) -> None:
-        """Start the servers; the stack ends them."""
+        """Start the servers; the exit stack stops them."""
 
     def ports(self) -> Sequence[int]:
-        """Return where the servers listen, for as many links."""
+        """Return the ports of the servers, one per link."""
         return ()
 
     def settings(self, ports: Sequence[int]) -> dict[str, str]:
-        """Return the environment of a node whose links are at these ports."""
+        """Return the environment of a node whose links have these ports."""
         return {}
 
     def strike(self, kind: str, lasts_s: float) -> None:
-        """Do one of the faults, and undo it after its time."""
+        """Inject one of the faults, and undo it after its time."""
         raise NotImplementedError
 
     def heal(self) -> None:
@@ -47,7 +47,7 @@ class Rig:
 
 
 class RedisRig(Rig):
-    """Redis for everything that it can do: leases, live values, hints."""
+    """Redis for everything that it supports: leases, live values, hints."""
 
     faults: ClassVar[Faults] = {
         "redis flush": (0.0, 0.0),
@@ -70,7 +70,7 @@ class RedisRig(Rig):
         return {"HEADWAY_COORDINATION": url, "HEADWAY_REDIS": url, "HEADWAY_TRANSPORT": url}
 
     def strike(self, kind: str, lasts_s: float) -> None:
-        """Flush it, or have it away, paused, frozen or full for a while. It comes back empty from a crash."""
+        """Flush, stop, pause, freeze or fill it for a while. After a crash it is empty."""
         match kind:
             case "redis flush":
                 self._server.flush()
@@ -87,13 +87,13 @@ class RedisRig(Rig):
                 self._server.empty()
 
     def heal(self) -> None:
-        """Have it there, with room."""
+        """Make it available, with free memory."""
         self._server.resume()
         self._server.empty()
 
 
 class EtcdRig(Rig):
-    """Three etcd servers, of which two must live."""
+    """Three etcd servers, of which two must be up."""
 
     faults: ClassVar[Faults] = {
         "etcd member crash": BRIEFLY,
@@ -110,11 +110,11 @@ class EtcdRig(Rig):
         return [member.port for member in self._ensemble.members]
 
     def settings(self, ports: Sequence[int]) -> dict[str, str]:
-        """Return the address of all of them."""
+        """Return the URL of all of them."""
         return {"HEADWAY_COORDINATION": "etcd://" + ",".join(f"127.0.0.1:{port}" for port in ports)}
 
     def strike(self, kind: str, lasts_s: float) -> None:
-        """Kill one member, the one that leads or two of them; or freeze the leader."""
+        """Kill one member, the leader or two members; or freeze the leader."""
         leader = self._ensemble.leader()
         others = [member for member in self._ensemble.members if member is not leader]
         if kind == "etcd hang":
@@ -135,7 +135,7 @@ class EtcdRig(Rig):
 
 
 class ServerRig(Rig):
-    """One server that grants leases, and comes back with its data."""
+    """One server that grants leases, and restarts with its data."""
 
     scheme = ""
     server_class: Callable[[], Any]
@@ -148,7 +148,7 @@ class ServerRig(Rig):
         return [self._server.port]
 
     def settings(self, ports: Sequence[int]) -> dict[str, str]:
-        """Return its address."""
+        """Return its URL."""
         return {"HEADWAY_COORDINATION": f"{self.scheme}://127.0.0.1:{ports[0]}"}
 
     def strike(self, kind: str, lasts_s: float) -> None:
@@ -165,7 +165,7 @@ class ServerRig(Rig):
 
 
 class ZookeeperRig(ServerRig):
-    """One ZooKeeper. Under libfaketime each answer takes its client half a second, so the clocks are right here."""
+    """One ZooKeeper. Under libfaketime each response takes its client half a second, so clocks are not changed here."""
 
     has_clocks = False
     scheme = "zookeeper"
@@ -188,7 +188,7 @@ class RabbitRig(ServerRig):
     faults: ClassVar[Faults] = {"rabbitmq crash": BRIEFLY, "rabbitmq hang": HANG_S}
 
     def settings(self, ports: Sequence[int]) -> dict[str, str]:
-        """Return its address."""
+        """Return its URL."""
         return {"HEADWAY_TRANSPORT": f"amqp://{USER}:{PASSWORD}@127.0.0.1:{ports[0]}/"}
 
 
@@ -209,7 +209,7 @@ def _crash(server: Server, lasts_s: float) -> None:
 
 
 def _hang(server: Server, lasts_s: float) -> None:
-    """Freeze a server: its port takes connections, and nobody answers."""
+    """Freeze a server: its port accepts connections, but it does not answer."""
     assert server.pid is not None
     os.kill(server.pid, signal.SIGSTOP)
     try:

@@ -1,6 +1,7 @@
 """S11: wrong, stepping, racing and frozen clocks of our processes create, drop and repeat nothing.
 
-The clocks are really wrong: libfaketime stands between the schedulers and the system. The store's clock is right.
+The clocks are really wrong: libfaketime intercepts the schedulers' calls of the system clock. The store's clock is
+right.
 """
 
 import os
@@ -14,7 +15,7 @@ from tests.chaos.cluster import libfaketime, set_clock
 from tests.chaos.ledger import INTERVAL, check_audit, check_ledger, put_schedules, wait_until_decided
 from tests.support.server import ServerMissing
 
-STEPS = ("-7200", "+7200", "+0 x60", "2027-03-28 00:59:58", "+0")  # The fourth one stands still.
+STEPS = ("-7200", "+7200", "+0 x60", "2027-03-28 00:59:58", "+0")  # The fourth clock is frozen.
 
 
 @pytest.mark.postgres
@@ -52,5 +53,5 @@ def test_wrong_clocks_change_nothing(postgres_url: str, tmp_path: Path) -> None:
 
 
 def _wait_for_an_instant(store: str) -> None:
-    """Wait until each schedule has decided an instant that lies after now, so under the clocks as they are."""
+    """Wait until each schedule has decided an instant after now, that is, with the current clocks."""
     wait_until_decided(store, time.time_ns() // 1_000 + INTERVAL)

@@ -1,4 +1,4 @@
-"""S5: what was acknowledged survives kill -9 of the client and a crash of the store."""
+"""S5: acknowledged jobs survive kill -9 of the client and a crash of the store."""
 
 import os
 import random
@@ -16,12 +16,12 @@ import pytest
 
 from tests.chaos.arena import environment, migrate
 from tests.chaos.ledger import query
-from tests.chaos.worker_arena import is_alive
 from tests.support import evidence
 from tests.support.postgres import PostgresServer
+from tests.support.processes import is_alive
 from tests.support.waiting import DEADLINE_S, wait_until
 
-# Each line on standard input is the name of a client, which is a fork: only one process has to import everything.
+# Each line on standard input is the name of a client, which is a fork: only one process imports everything.
 CLIENTS = textwrap.dedent(
     """
     import ctypes, itertools, os, signal, sys
@@ -49,7 +49,7 @@ IDS = "select id from headway_jobs"
 
 
 class Clients:
-    """Programs that enqueue as fast as they can, and write down what was acknowledged."""
+    """Programs that enqueue as fast as they can, and record the acknowledged jobs."""
 
     def __init__(self, store: str, acknowledged: Path) -> None:
         self._living: list[int] = []
@@ -74,7 +74,7 @@ class Clients:
         self._parent.communicate(timeout=DEADLINE_S)
 
     def start(self, name: str) -> None:
-        """Start one more client."""
+        """Start another client."""
         assert self._parent.stdin is not None
         assert self._parent.stdout is not None
         self._parent.stdin.write(f"{name}\n")
@@ -82,11 +82,11 @@ class Clients:
         self._living.append(int(self._parent.stdout.readline()))
 
     def kill(self) -> None:
-        """Kill all clients, wherever they are, and wait until they are gone."""
+        """Kill all clients, wherever they are, and wait until they have ended."""
         for pid in self._living:
             assert is_alive(pid), "a client ended by itself"
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not any(is_alive(pid) for pid in self._living), "the clients to be gone")
+        wait_until(lambda: not any(is_alive(pid) for pid in self._living), "the clients to end")
         self._living.clear()
 
 
@@ -96,12 +96,12 @@ def _acknowledged(file: Path) -> set[str]:
 
 
 def _wait_for_progress(file: Path) -> None:
-    """Wait until the client has got some answers, so that the kill comes while it works."""
+    """Wait until the client has received some responses, so that the kill comes while it works."""
     size = file.stat().st_size
     wait_until(lambda: file.stat().st_size >= size + 500, "some jobs to be acknowledged")
 
 
-def test_sqlite_keeps_what_it_acknowledged_and_its_integrity(tmp_path: Path) -> None:
+def test_sqlite_keeps_acknowledged_jobs_and_its_integrity(tmp_path: Path) -> None:
     path, acknowledged, chance = tmp_path / "headway.db", tmp_path / "acknowledged", random.Random(7)
     store = f"sqlite:///{path}"
     acknowledged.touch()
@@ -123,13 +123,13 @@ def test_sqlite_keeps_what_it_acknowledged_and_its_integrity(tmp_path: Path) -> 
 
 @pytest.fixture
 def server(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
-    """A durable server of this test's own, to be crashed."""
+    """Start a durable server for this test, which crashes it."""
     with PostgresServer(durable=True) as own:
         yield own
 
 
 @pytest.mark.postgres
-def test_postgresql_keeps_what_it_acknowledged(server: PostgresServer, tmp_path: Path) -> None:
+def test_postgresql_keeps_acknowledged_jobs(server: PostgresServer, tmp_path: Path) -> None:
     store, acknowledged = server.create_database(), tmp_path / "acknowledged"
     acknowledged.touch()
     migrate(store)

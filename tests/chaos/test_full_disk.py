@@ -1,4 +1,4 @@
-"""A full disk refuses writes clearly; once there is room again, everything goes on without a restart."""
+"""A full disk rejects writes clearly; once there is room again, everything continues without a restart."""
 
 import subprocess
 import time
@@ -17,7 +17,7 @@ SUSPENDED = "no_longer_leading role=scheduler/0"
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of eight megabytes."""
+    """Mount a file system of eight megabytes."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)], capture_output=True)
@@ -27,7 +27,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_stops_nothing_for_good(small_disk: Path, tmp_path: Path) -> None:
+def test_schedulers_recover_from_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
     store = f"sqlite:///{small_disk}/headway.db"
     migrate(store)
     put_schedules(store)
@@ -38,11 +38,11 @@ def test_a_full_disk_stops_nothing_for_good(small_disk: Path, tmp_path: Path) ->
         wait_until_decided(store, time.time_ns() // 1_000 + INTERVAL)
         filler = small_disk / "filler"
         _fill(filler)
-        # The store's files may have room for a few more, and on a slow machine one may be refused for another reason.
-        [refused] = wait_until(lambda: _refusals(store), "a job to be refused because the disk is full")
+        # The store's files may have room for a few more, and on a slow machine one may be rejected for another reason.
+        [refused] = wait_until(lambda: _refusals(store), "a job to be rejected because the disk is full")
         assert refused.returncode == 5, refused.stderr
         assert "free space on its disk" in refused.stderr
-        wait_until(lambda: _is_said_to_be_full(store), "`status` to say that the store is full, not that nobody lives")
+        wait_until(lambda: _is_said_to_be_full(store), "`status` to report a full store, not that no node is alive")
         wait_until(
             lambda: arena.said(FULL) and arena.said(SUSPENDED),
             "the scheduler to notice, for longer than its lease",
@@ -60,7 +60,7 @@ def test_a_full_disk_stops_nothing_for_good(small_disk: Path, tmp_path: Path) ->
 
 def _is_said_to_be_full(store: str) -> bool:
     said = headway("status", store=store)
-    return "the store has no room left" in said.stdout and "no scheduler is alive" not in said.stdout
+    return "the store is full" in said.stdout and "no scheduler is alive" not in said.stdout
 
 
 def _refusals(store: str) -> list[subprocess.CompletedProcess[str]]:

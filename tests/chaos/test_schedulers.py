@@ -1,7 +1,7 @@
-"""Three schedulers, twenty schedules of two seconds, SIGKILL and SIGSTOP again and again: every instant decided once.
+"""Three schedulers, twenty schedules of two seconds, repeated SIGKILL and SIGSTOP: every instant is decided once.
 
-The ledger is read with plain SQL and compared with arithmetic that shares no code with the product; then
-the audit has to come to the same verdict.
+The ledger is read with plain SQL and compared with arithmetic that shares no code with the product; then the audit has
+to agree.
 """
 
 import random
@@ -23,7 +23,7 @@ ROUNDS = 6 if FULL else 2
 @pytest.mark.postgres
 @pytest.mark.timeout(600)
 def test_every_instant_is_decided_once(stores: dict[str, str], second_postgres_url: str, tmp_path: Path) -> None:
-    """On every database and in both modes at the same time: it is mostly waiting."""
+    """Run on every database and in both modes at the same time: it mostly waits."""
     plays = {
         "sqlite-leader": (stores["sqlite"], "leader"),
         "postgres-leader": (stores["postgres"], "leader"),
@@ -48,7 +48,7 @@ def _play(name: str, store: str, mode: str, seed: int, folder: Path) -> None:
         try:
             for _ in range(3):
                 arena.start()
-            wait_until_decided(store, time.time_ns() // 1_000)  # They are at work: what follows hits them there.
+            wait_until_decided(store, time.time_ns() // 1_000)  # They are working, so the faults hit them at work.
             arena.torment(ROUNDS)
             seconds = time.monotonic() - began
             wait_until_decided(store, time.time_ns() // 1_000)

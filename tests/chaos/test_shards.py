@@ -1,6 +1,6 @@
-"""Eight shards over three schedulers: they spread evenly, also after one has joined, left, died or frozen.
+"""Eight shards over three schedulers: evenly spread, also after one has joined, left, died or frozen.
 
-`headway status` shows it; afterwards every instant has its one decision.
+`headway status` shows it; afterwards every instant has exactly one decision.
 """
 
 import json
@@ -22,18 +22,18 @@ HOLDERS = "select holder_name from headway_leases where name like 'scheduler/%' 
 
 
 def _held(store: str) -> Counter[str]:
-    """Return how many shards each node holds; by SQL, since a command each time would keep the machine busy."""
+    """Return how many shards each node holds; by SQL, since repeated commands would keep the machine busy."""
     return Counter(name for (name,) in query(store, HOLDERS.format(now=time.time_ns() // 1_000)))
 
 
 def _shown(store: str) -> Counter[str]:
-    """Return the same as an operator sees it; nothing if the store does not answer in time."""
+    """Return the same as `headway status` shows it; empty if the store does not answer in time."""
     found = json.loads(headway("status", "--json", store=store).stdout or '{"shards": []}')
     return Counter(shard["name"] for shard in found["shards"])
 
 
 def _wait_until_spread(store: str, over: set[str]) -> float:
-    """Wait until all shards are held by these nodes, none with two more than another; return how long it took."""
+    """Wait until these nodes hold all shards evenly; return how long it took."""
     began = time.monotonic()
 
     def is_spread() -> bool:
@@ -52,7 +52,7 @@ def _wait_until_spread(store: str, over: set[str]) -> float:
         pytest.param("postgres", marks=pytest.mark.postgres),
     ],
 )
-def test_shards_spread_over_whoever_lives(database: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_shards_spread_over_live_schedulers(database: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     store = f"sqlite:///{tmp_path}/headway.db" if database == "sqlite" else request.getfixturevalue("postgres_url")
     migrate(store)
     put_schedules(store)
@@ -65,26 +65,27 @@ def test_shards_spread_over_whoever_lives(database: str, tmp_path: Path, request
         _wait_until_spread(store, {"scheduler-1", "scheduler-2"})
         wait_until_decided(store, time.time_ns() // 1_000)
         arena.start(**shards)
-        everybody = {"scheduler-1", "scheduler-2", "scheduler-3"}
-        took["joined"] = _wait_until_spread(store, everybody)
-        assert {*wait_until(lambda: _shown(store), "the status")} <= everybody
+        everyone = {"scheduler-1", "scheduler-2", "scheduler-3"}
+        took["joined"] = _wait_until_spread(store, everyone)
+        assert {*wait_until(lambda: _shown(store), "the status")} <= everyone
         third = arena.processes[2]
         third.send_signal(signal.SIGSTOP)
-        took["frozen"] = _wait_until_spread(store, everybody - {"scheduler-3"})
+        took["frozen"] = _wait_until_spread(store, everyone - {"scheduler-3"})
         third.send_signal(signal.SIGCONT)
-        took["thawed"] = _wait_until_spread(store, everybody)
+        took["thawed"] = _wait_until_spread(store, everyone)
         third.kill()
         third.wait(STOP_S_MAX)
-        took["killed"] = _wait_until_spread(store, everybody - {"scheduler-3"})
+        took["killed"] = _wait_until_spread(store, everyone - {"scheduler-3"})
         arena.processes[1].terminate()
         took["left"] = _wait_until_spread(store, {"scheduler-1"})
-        # How many are alive is said after it; one that was killed counts for a while. A lease that a slow machine has
-        # let run out is taken again.
+        # The number of live nodes comes after it; a killed one counts for a while. A lease that expired on a slow
+        # machine is
+        # acquired again.
         alone = f"{SHARDS} shards: scheduler-1 {SHARDS}  ("
         wait_until(lambda: alone in headway("status", store=store).stdout, f"the status to say {alone!r}")
-        wait_until_decided(store, time.time_ns() // 1_000 + INTERVAL)  # An instant under the leases of now.
+        wait_until_decided(store, time.time_ns() // 1_000 + INTERVAL)  # An instant with the current leases.
     finally:
         arena.stop()
     print(f"{database}: {', '.join(f'{what} {seconds:.1f} s' for what, seconds in took.items())}")
-    assert len(query(store, TOKENS)) > SHARDS, "several have decided"
+    assert len(query(store, TOKENS)) > SHARDS, "several nodes have decided"
     check_audit(store)

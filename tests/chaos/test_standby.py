@@ -1,7 +1,7 @@
-"""A synchronous standby is promoted, the old primary stays reachable, at last read-only: everybody finds the new one.
+"""A synchronous standby is promoted while the old primary stays reachable, finally read-only: all clients switch over.
 
-Whoever has the address of both looks for the one that can be written to, so nothing is configured or restarted. What
-was acknowledged before, during and after is on the new primary. Of what was not, nobody knows, as it must be.
+Clients with a URL of both hosts look for the writable one, so nothing is reconfigured or restarted. Jobs acknowledged
+before, during and after are on the new primary. Jobs that were not acknowledged may be missing.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ from tests.support.waiting import DEADLINE_S, async_wait_until, wait_until
 
 CLIENTS = 3
 PAUSE_S = 0.05
-EACH = 5  # So many jobs of each client make a phase.
-OLD_PRIMARY_S = 2.0  # For so long the old one still believes that it is one.
+EACH = 5  # The number of jobs of each client in one phase.
+OLD_PRIMARY_S = 2.0  # How long the old server still believes that it is the primary.
 JOBS = "select count(*) from headway_jobs where task = 'nothing'"
 COMPLETED = "select count(*) from headway_jobs where task = 'nothing' and status = 'COMPLETED'"
 IDS = "select id from headway_jobs where task = 'nothing'"
@@ -42,7 +42,7 @@ IDS = "select id from headway_jobs where task = 'nothing'"
 
 @pytest.fixture
 def pair() -> Iterator[tuple[PostgresServer, StandbyServer]]:
-    """A primary, and a standby that has everything that the primary has acknowledged."""
+    """Start a primary, and a standby that has every commit that the primary has acknowledged."""
     try:
         primary = PostgresServer()
     except ServerMissing as missing:
@@ -53,13 +53,13 @@ def pair() -> Iterator[tuple[PostgresServer, StandbyServer]]:
 
 @pytest.fixture
 def proxies() -> Iterator[Proxies]:
-    """Ways to servers that can go bad."""
+    """Provide proxies to servers, which can inject network faults."""
     with Proxies() as proxies:
         yield proxies
 
 
 class Clients:
-    """Programs that enqueue all the time and remember what they were promised."""
+    """Programs that enqueue all the time and remember the acknowledged jobs."""
 
     def __init__(self, store: str) -> None:
         self._app = Headway(settings=Settings(store=store), name="clients")
@@ -79,7 +79,7 @@ class Clients:
         await async_wait_until(is_so, f"each client to enqueue {EACH} jobs")
 
     async def close(self) -> None:
-        """End."""
+        """Stop."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -116,7 +116,7 @@ async def test_writers_follow_the_primary(pair: tuple[PostgresServer, StandbySer
         await asyncio.to_thread(wait_until_decided, database, time.time_ns() // 1_000)
         promoted = time.monotonic()
         await asyncio.to_thread(new.promote)
-        await asyncio.sleep(OLD_PRIMARY_S)  # Commits there wait for a standby that is none any more.
+        await asyncio.sleep(OLD_PRIMARY_S)  # Commits there wait for a standby that has been promoted.
         await asyncio.to_thread(configure, old, "default_transaction_read_only", "on")
         await asyncio.to_thread(wait_until_decided, there, time.time_ns() // 1_000)
         decided_s = time.monotonic() - promoted
@@ -126,7 +126,7 @@ async def test_writers_follow_the_primary(pair: tuple[PostgresServer, StandbySer
         await clients.get_through()
         left_behind = await count(database, JOBS)
         await clients.get_through()
-        assert await count(database, JOBS) == left_behind, "somebody still writes to the old primary"
+        assert await count(database, JOBS) == left_behind, "a client still writes to the old primary"
         seconds = time.monotonic() - began
         await asyncio.to_thread(wait_until_decided, there, time.time_ns() // 1_000)
     finally:
@@ -134,7 +134,7 @@ async def test_writers_follow_the_primary(pair: tuple[PostgresServer, StandbySer
         await asyncio.to_thread(schedulers.stop)
         await asyncio.to_thread(workers.stop)
     kept = {row[0] for row in await asyncio.to_thread(query, there, IDS)}
-    assert {*clients.acknowledged} <= kept, "something acknowledged is lost"
+    assert {*clients.acknowledged} <= kept, "an acknowledged job is lost"
     print(f"decided again after {decided_s:.1f} s, worked after {worked_s:.1f} s, {clients.refused} calls refused")
     await asyncio.to_thread(check_ledger, there, seconds)
     await asyncio.to_thread(check_audit, there)
@@ -143,20 +143,20 @@ async def test_writers_follow_the_primary(pair: tuple[PostgresServer, StandbySer
 @pytest.mark.postgres
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_nobody_waits_for_a_primary_that_is_none_any_more(
+async def test_no_client_waits_for_the_old_primary(
     pair: tuple[PostgresServer, StandbyServer], proxies: Proxies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was sent to the old one ends at once, and readers who never write leave it, though it answers them well.
+    """Pending calls to the old primary end at once, and readers that never write leave it although it answers them.
 
-    One whose way to the old primary has become a black hole hears nothing from it, and goes over as well.
+    A client whose link to the old primary has become a black hole switches over as well.
     """
-    monkeypatch.setattr(postgres, "STATEMENT_S_MAX", 10 * DEADLINE_S)  # So that no deadline ends what hangs.
+    monkeypatch.setattr(postgres, "STATEMENT_S_MAX", 10 * DEADLINE_S)  # So that no timeout ends what hangs.
     old, new = pair
     database = old.create_database()
     url = several_hosts([old, new], database)
     await asyncio.to_thread(migrate, url)
     writer, reader, late = [await Store.open(url, Clock(node=name)) for name in ("writer", "reader", "late")]
-    alone = await Store.open(database, Clock(node="alone"))  # This one knows the old one only.
+    alone = await Store.open(database, Clock(node="alone"))  # This one knows only the old primary.
     link = proxies.to(old.port)
     cut = await Store.open(url.replace(f":{old.port},", f":{link.port},"), Clock(node="cut"))
     try:
@@ -165,22 +165,22 @@ async def test_nobody_waits_for_a_primary_that_is_none_any_more(
         await asyncio.to_thread(new.promote)
         hanging = [asyncio.create_task(beat(writer, f"n{number}")) for number in range(3)]
         for ended in await asyncio.gather(*hanging, return_exceptions=True):
-            assert isinstance(ended, StoreUnavailable), "no standby confirms what it writes"
+            assert isinstance(ended, StoreUnavailable), "no standby confirms its writes"
         await beat(writer, "again")
         assert await port(writer) == new.port
         await moved(reader, new.port)
         await moved(cut, new.port)
-        assert (await examine(alone))[0] == AWAY, "its commits are confirmed by nobody"
+        assert (await examine(alone))[0] == AWAY, "no standby confirms its commits"
         await asyncio.to_thread(configure, old, "default_transaction_read_only", "on")
         await moved(late, new.port)
-        await async_wait_until(partial(is_read_only, alone), "the one without a choice to hear of it")
+        await async_wait_until(partial(is_read_only, alone), "the client with a single host to be read-only")
     finally:
         for store in (writer, reader, late, alone, cut):
             await store.close()
 
 
 async def port(store: Store) -> int:
-    """Ask which server a store reads from."""
+    """Return the server that a store reads from."""
     assert isinstance(store.driver, PostgresDriver)
     async with store.driver._connection() as connection:
         return int(await connection.fetchval("select current_setting('port')"))
@@ -188,7 +188,7 @@ async def port(store: Store) -> int:
 
 async def moved(store: Store, there: int) -> None:
     async def is_there() -> bool:
-        with contextlib.suppress(StoreUnavailable):  # What was sent to the old one.
+        with contextlib.suppress(StoreUnavailable):  # The call that was sent to the old one.
             return await port(store) == there
         return False
 
@@ -204,6 +204,6 @@ async def is_read_only(store: Store) -> bool:
 
 
 async def count(store: str, sql: str) -> int:
-    """Ask one server, whichever of the two it is."""
+    """Query one server, whichever of the two it is."""
     [(number,)] = await asyncio.to_thread(query, store, sql)
     return int(number)

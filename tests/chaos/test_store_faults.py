@@ -1,4 +1,4 @@
-"""L5: restarts, a read-only phase and a locked table of the store; no scheduler is restarted, nothing is lost."""
+"""L5: restarts, a read-only phase and a locked table of the store; no scheduler restarts, nothing is lost."""
 
 import time
 from collections.abc import Iterator
@@ -18,14 +18,14 @@ LEASED_UNTIL = "select until from headway_leases where name = 'scheduler/0'"
 
 @pytest.fixture
 def server(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
-    """A server of this test's own, since it is going to suffer."""
+    """Start a server for this test, which breaks it."""
     with PostgresServer() as own:
         yield own
 
 
 @pytest.mark.postgres
 @pytest.mark.timeout(600)
-def test_schedulers_survive_what_happens_to_the_store(server: PostgresServer, tmp_path: Path) -> None:
+def test_schedulers_survive_store_faults(server: PostgresServer, tmp_path: Path) -> None:
     store = server.create_database()
     migrate(store)
     put_schedules(store)
@@ -38,13 +38,13 @@ def test_schedulers_survive_what_happens_to_the_store(server: PostgresServer, tm
         server.restart(mode="immediate")
         wait_until_decided(store, time.time_ns() // 1_000)
         _set_read_only(server, "on")
-        wait_until(lambda: query(store, LEASED_UNTIL) < [(time.time_ns() // 1_000,)], "the lease to run out")
+        wait_until(lambda: query(store, LEASED_UNTIL) < [(time.time_ns() // 1_000,)], "the lease to expire")
         _set_read_only(server, "off")
         wait_until_decided(store, time.time_ns() // 1_000)
         with psycopg.connect(store) as locking:
             before = arena.said(GIVEN_UP)
             locking.execute("lock table headway_schedules")
-            wait_until(lambda: arena.said(GIVEN_UP) > before, "a statement to be given up because of the lock")
+            wait_until(lambda: arena.said(GIVEN_UP) > before, "a statement to time out on the lock")
         wait_until_decided(store, time.time_ns() // 1_000)
         server.restart(mode="immediate")
         seconds = time.monotonic() - began

@@ -1,4 +1,4 @@
-"""A log that nobody reads stops no node: a pipe is full from the beginning, as behind a stuck log driver or Ctrl-S."""
+"""A log that is not read stops no node: its pipe is full from the beginning, as behind a stuck log driver or Ctrl-S."""
 
 import fcntl
 import os
@@ -39,7 +39,7 @@ app.schedule("ticks", tick, Every("1s"))
 
 @contextmanager
 def _full_pipe() -> Iterator[tuple[int, int]]:
-    """Make a pipe into which nothing more fits."""
+    """Create a pipe that is full."""
     ours, theirs = os.pipe()
     fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     os.set_blocking(theirs, False)
@@ -54,7 +54,7 @@ def _full_pipe() -> Iterator[tuple[int, int]]:
         os.close(ours)
 
 
-def test_a_log_that_nobody_reads_stops_nothing(tmp_path: Path) -> None:
+def test_blocked_log_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "unheard.py").write_text(APP)
     store = f"sqlite:///{tmp_path}/headway.db"
     env = environment(store, PYTHONPATH=str(tmp_path))

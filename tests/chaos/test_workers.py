@@ -1,7 +1,8 @@
-"""Workers that die, freeze and come back under their own name: no job is lost, none ends twice, nobody stale writes.
+"""Workers that die, freeze and restart under their own name: no job is lost, none ends twice, stale writes are
+rejected.
 
-Every scenario is played on SQLite and PostgreSQL at the same time. Leases are so long that none runs out by chance;
-the test sets them back in the store. One worker has a short lease, since it has to be frozen past it.
+Every scenario runs on SQLite and PostgreSQL at the same time. Leases are so long that none expires by chance; the test
+sets their end back in the store. One worker has a short lease, since it has to be frozen past it.
 """
 
 import itertools
@@ -12,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from headway.core.instants import SECOND
-from tests.chaos.worker_arena import Worker, WorkerArena, everywhere, is_alive, wait_for
+from tests.chaos.worker_arena import Worker, WorkerArena, everywhere, wait_for
+from tests.support.processes import is_alive
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
@@ -26,7 +28,7 @@ def test_lost_workers(stores: dict[str, str], tmp_path: Path) -> None:
 
 
 def _lost_workers(arena: WorkerArena) -> None:
-    """One worker is killed, one is killed and comes back with the same name, one is frozen past its lease."""
+    """Kill one worker, kill one and restart it with the same name, freeze one past its lease."""
     more = {"a": (), "b": (), "c": SHORT_LEASE}
     victims = {
         name: arena.start("--queues", name, "--node", name, *FLAGS, *more[name], is_ready=False) for name in "abc"
@@ -37,28 +39,28 @@ def _lost_workers(arena: WorkerArena) -> None:
     for job_id in (*killed, twin, nested):
         arena.wait_trace("begin", job_id)
     family = victims["a"].family() | victims["b"].family()
-    assert len(family) >= 4 + 3, "the victims have children, and one of these has some, too"
+    assert len(family) >= 4 + 3, "the victims have children, and one of them has children of its own"
 
     frozen, marker, unheard = _freeze_at_work(arena, victims["c"])
     frozen_child = arena.trace("begin", frozen)[0][2]
     for name in "ab":
         victims[name].signal(signal.SIGKILL)
         victims[name].wait()
-    arena.start("--queues", "b", "--node", "b", *FLAGS, is_ready=False)  # The same name, another node.
+    arena.start("--queues", "b", "--node", "b", *FLAGS, is_ready=False)  # The same name, but another node.
     arena.start("--queues", "a,c", "--node", "rescuer", *FLAGS, is_ready=False)
-    wait_for(lambda: not any(map(is_alive, family)), "the children of dead workers to be gone")
+    wait_for(lambda: not any(map(is_alive, family)), "the children of dead workers to end")
     arena.wait_final([arena.enqueue("nothing_async", queue=name) for name in "ab"])
-    assert arena.statuses([*killed, twin, nested]) == {"RUNNING": 4}, "nobody takes what has a lease"
+    assert arena.statuses([*killed, twin, nested]) == {"RUNNING": 4}, "a leased job is not claimed"
     arena.run_out(*killed, twin, nested)
     rescued = [*killed, twin, frozen, unheard]
     arena.wait_final(rescued)
-    assert is_alive(frozen_child), "nobody could know that it has lost its job"
+    assert is_alive(frozen_child), "the worker must not know yet that it has lost its job"
     marker.touch()
-    # The child speaks into the line of a supervisor that is frozen, and waits for the answers.
+    # The child sends to a frozen supervisor, and waits for the responses.
     assert arena.wait_trace("trying", frozen)[0][3] == "child"
-    time.sleep(0.2)  # So that it has spoken. Without it, the test shows less, and is green as well.
+    time.sleep(0.2)  # So that it has sent something. Without this the test checks less, and passes as well.
     victims["c"].signal(signal.SIGCONT)
-    wait_for(lambda: not is_alive(frozen_child), "the child of the thawed worker to be gone", describe=arena.describe)
+    wait_for(lambda: not is_alive(frozen_child), "the child of the thawed worker to end", describe=arena.describe)
     assert victims["c"].is_running()
 
     arena.check_ended_once(rescued)
@@ -72,9 +74,9 @@ def _lost_workers(arena: WorkerArena) -> None:
 
 
 def _freeze_at_work(arena: WorkerArena, worker: Worker) -> tuple[str, Path, str]:
-    """Freeze a worker with a short lease while two jobs run in it; one ends then, and nobody hears of it in time.
+    """Freeze a worker with a short lease while it runs two jobs; one ends then, but is reported too late.
 
-    Return the one that goes on, the file that it waits for, and the one that has ended.
+    Return the one that continues, the file that it waits for, and the one that has ended.
     """
     for number in itertools.count():
         marker, end = (arena.folder / f"{what}-{number}" for what in ("thawed", "end"))
@@ -87,7 +89,7 @@ def _freeze_at_work(arena: WorkerArena, worker: Worker) -> tuple[str, Path, str]
             end.touch()
             arena.wait_trace("end", unheard)
             return going_on, marker, unheard
-        # The machine was so slow that the lease ran out before the worker was frozen.
+        # The machine was so slow that the lease expired before the worker was frozen.
         worker.signal(signal.SIGCONT)
         marker.touch()
         end.touch()
@@ -95,12 +97,12 @@ def _freeze_at_work(arena: WorkerArena, worker: Worker) -> tuple[str, Path, str]
     raise AssertionError
 
 
-def test_a_worker_that_trusts_a_lease_which_is_not_its_own_any_more(stores: dict[str, str], tmp_path: Path) -> None:
+def test_writes_of_a_worker_that_lost_its_lease_are_rejected(stores: dict[str, str], tmp_path: Path) -> None:
     everywhere(_stale_and_alive, stores, tmp_path)
 
 
 def _stale_and_alive(arena: WorkerArena) -> None:
-    """S3: a job is given to somebody else behind the back of a worker that lives; whatever it asks for is refused."""
+    """S3: a job moves to another worker without the knowledge of the first, which is alive; its writes are rejected."""
     marker = arena.folder / "go"
     victim = arena.start("--queues", "a", *FLAGS, "--processes", "1", is_ready=False)
     arena.start("--queues", "b", *FLAGS, "--processes", "1", is_ready=False)
@@ -114,7 +116,7 @@ def _stale_and_alive(arena: WorkerArena) -> None:
     marker.touch()
     refused = arena.wait_trace("refused", job, 2)
     assert [line[3:] for line in refused] == [["child", "LeaseLost"], ["step", "LeaseLost"]]
-    wait_for(lambda: victim.said("refused"), "the result to be refused, too", describe=arena.describe)
+    wait_for(lambda: victim.said("refused"), "the result to be rejected", describe=arena.describe)
     assert arena.outcomes(job) == ["expired", "completed"]
     arena.check_ended_once([job])
     _check_nothing_stale(arena, job)

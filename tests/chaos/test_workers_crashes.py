@@ -1,4 +1,4 @@
-"""L6: a job that takes its process down fails alone, at once, and as often as it may; its neighbours lose nothing."""
+"""L6: a job that crashes its process fails alone, at once, and as often as allowed; other jobs are unaffected."""
 
 from pathlib import Path
 
@@ -14,12 +14,12 @@ AGAIN = WAYS if FULL else ("kill", "close")
 LONG_LEASE = ("--worker-lease", "10m", "--processes", "3", "--concurrency", "60", "--poll", "0.5s")
 
 
-def test_a_job_that_kills_its_whole_worker_is_blamed_alone(stores: dict[str, str], tmp_path: Path) -> None:
+def test_only_the_job_that_kills_its_worker_is_charged(stores: dict[str, str], tmp_path: Path) -> None:
     everywhere(_whole_workers, stores, tmp_path)
 
 
 def _whole_workers(arena: WorkerArena) -> None:
-    """As where a container runs out of memory: supervisor and children die together, with all that runs in them."""
+    """As when a container runs out of memory: supervisor and children die together, with all their jobs."""
     neighbours = arena.enqueue_many("rest", [{"seconds": 2}] * 6)
     culprit = arena.enqueue("crash", {"how": "worker"})
     neighbours += arena.enqueue_many("rest", [{"seconds": 2}] * 2)
@@ -35,10 +35,10 @@ def _whole_workers(arena: WorkerArena) -> None:
 
 
 def _kills(culprit: str, worker: Worker, arena: WorkerArena) -> bool:
-    """Wait until a job has killed a worker, or was given up."""
+    """Wait until a job has killed a worker, or has failed."""
     wait_for(
         lambda: not worker.is_running() or arena.job(culprit, "status") == "FAILED",
-        "the worker to die, or the job to be given up",
+        "the worker to die, or the job to fail",
         describe=arena.describe,
     )
     return not worker.is_running()
@@ -51,11 +51,11 @@ def test_crashes(stores: dict[str, str], tmp_path: Path) -> None:
 def _crashes(arena: WorkerArena) -> None:
     """With a lease of ten minutes nothing that ends here can have been rescued."""
     worker = arena.start(*LONG_LEASE)
-    # Neighbours before, between and behind: in the same children, on the same loop, prefetched.
+    # Other jobs before, between and after: in the same children, on the same loop, prefetched.
     sync = arena.enqueue_many("short", [{"seconds": 0.002}] * 100)
     slow = arena.enqueue_many("rest", [{"seconds": 1}] * 48)
     poison = {how: arena.enqueue("crash", {"how": how}, max_attempts=3, priority=1) for how in AGAIN}
-    # Whether the end of the line or the end of the process is seen first must not matter: many, where there is time.
+    # It must not matter whether the closed socket or the exit is seen first: use many, where there is time.
     single = [arena.enqueue("crash", {"how": how}, max_attempts=1) for how in WAYS * (10 if FULL else 1)]
     leaving = arena.enqueue("crash", {"how": "raise"}, max_attempts=1)
     on_loop = arena.enqueue("crash_async", {"how": "exit"}, max_attempts=2)
@@ -74,7 +74,7 @@ def _crashes(arena: WorkerArena) -> None:
         assert arena.outcomes(poison[how]) == ["crashed", "crashed", "crashed"], how
     for job_id in single:
         assert arena.outcomes(job_id) == ["crashed"]
-    assert arena.outcomes(leaving) == ["failed"], "SystemExit is an exception like others"
+    assert arena.outcomes(leaving) == ["failed"], "SystemExit is an ordinary exception"
     assert arena.outcomes(on_loop) == ["crashed", "crashed"]
     status, failures, result = arena.job(remembering, "status", "failures", "result")
     assert (status, result) == ("COMPLETED", "[1,2]"), arena.attempts(remembering)

@@ -1,4 +1,4 @@
-"""No worker holds jobs that another could run, and only a job whose code has begun can lose an attempt (L2, L6)."""
+"""No worker holds jobs that another could run, and only a job whose code has begun can be charged (L2, L6)."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def test_workers_share_jobs_that_turn_out_to_be_long(stores: dict[str, str], tmp
 
 
 def _long_after_short(arena: WorkerArena) -> None:
-    """The same task was short many times, so many of its jobs are fetched ahead; then they are long."""
+    """The task was short many times, so many of its jobs are prefetched; then they are long."""
     there, sign = arena.folder / "there", arena.folder / "sign"
     there.touch()
     first = arena.start("--processes", "2", "--worker-lease", "10m")
@@ -27,7 +27,7 @@ def _long_after_short(arena: WorkerArena) -> None:
     ids = arena.enqueue_many("sit", [{"seconds": 0.3}] * 120)
     arena.wait_final(ids)
     shares = arena.sql(f"select count(*) from headway_jobs where id in ({_listed(ids)}) group by node")
-    assert len(shares) == 2, "one worker had them all"
+    assert len(shares) == 2, "one worker had all of them"
     assert min(shares)[0] >= 10
     arena.wait_final(arena.enqueue_many("hold", [{"until": str(there)}] * 300))
     ids = arena.enqueue_many("hold", [{"until": str(sign)}] * MANY)

@@ -1,4 +1,4 @@
-"""S3 where jobs are told live: a worker that stood still comes back, and nobody hears what it says then."""
+"""S3 with live progress: what a thawed worker reports after its replacement is not shown."""
 
 import itertools
 import json
@@ -13,8 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.chaos.worker_arena import Worker, WorkerArena, is_alive, wait_for
+from tests.chaos.worker_arena import Worker, WorkerArena, wait_for
 from tests.support.api import ApiProcess, api_process
+from tests.support.processes import is_alive
 from tests.support.redis import RedisServer
 from tests.support.server import ServerMissing
 from tests.support.waiting import DEADLINE_S, wait_until
@@ -27,7 +28,7 @@ POLL_S = 0.05
 
 @dataclass
 class Stage:
-    """A worker that can be replaced: its lease is short. It takes from the queue `a`, the other one from `b`."""
+    """A worker that can be replaced: its lease is short. It serves the queue `a`, the other one `b`."""
 
     arena: WorkerArena
     api: ApiProcess
@@ -57,7 +58,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @dataclass
 class Audience:
-    """Those who follow a job and those who look at it again and again, and what each was shown."""
+    """Followers and pollers of a job, and what each was shown."""
 
     api: ApiProcess
     job_id: str
@@ -67,7 +68,7 @@ class Audience:
     over: threading.Event = field(default_factory=threading.Event)
 
     def follow(self) -> None:
-        """Hear events until the job is done."""
+        """Receive events until the job is done."""
         address = f"/api/jobs/{self.job_id}/events"
         with self.api.client() as client, client.stream("GET", address, timeout=None) as response:
             kind = ""
@@ -85,18 +86,18 @@ class Audience:
                         return
 
     def poll(self) -> None:
-        """Look until there is nobody to see any more."""
+        """Poll until the test ends."""
         with self.api.client() as client:
             while not self.over.wait(POLL_S):
                 with suppress(httpx.HTTPError):
                     self.polled.append(client.get(f"/api/jobs/{self.job_id}").raise_for_status().json())
 
     def sees(self, attempt: int) -> bool:
-        """Say whether this attempt was the last one that somebody saw who looked."""
+        """Return whether pollers last saw this attempt."""
         return bool(self.polled) and self.polled[-1]["attempts"] == attempt
 
     def of(self, attempt: int) -> list[str]:
-        """Return the lines of an attempt that were told."""
+        """Return the lines of an attempt that were sent."""
         return [line for number, line in self.lines if number == attempt]
 
 
@@ -109,19 +110,19 @@ def audience(api: ApiProcess, job_id: str) -> Iterator[Audience]:
     try:
         yield people
         threads[0].join(DEADLINE_S)
-        assert not threads[0].is_alive(), "who follows was not told of the end"
+        assert not threads[0].is_alive(), "a follower did not receive the end"
     finally:
         people.over.set()
         threads[1].join(DEADLINE_S)
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["all of it stood still", "its supervisor stood still"])
-def test_what_a_worker_says_after_it_was_replaced_is_shown_to_nobody(whole: bool, stage: Stage) -> None:
-    wait_until(lambda: _play(stage, whole), "a worker to be frozen before its lease runs out")
+def test_reports_of_a_replaced_worker_are_not_shown(whole: bool, stage: Stage) -> None:
+    wait_until(lambda: _play(stage, whole), "a worker to be frozen before its lease expires")
 
 
 def _play(stage: Stage, whole: bool) -> bool:
-    """Play it once; return False where the machine was so slow that the worker lost its lease before it was frozen."""
+    """Run once; return False if the machine was so slow that the worker lost its lease before it was frozen."""
     arena, first, second = stage.arena, stage.first, stage.second
     enough = arena.folder / f"enough-{next(stage.numbers)}"
     job_id = arena.enqueue("talking", {"until": str(enough)}, queue="a")
@@ -137,7 +138,7 @@ def _play(stage: Stage, whole: bool) -> bool:
         before = 0
         try:
             arena.write(f"update headway_jobs set queue = 'b' where id = '{job_id}'")
-            arena.write("update headway_leases set until = 1")  # Perhaps it is the frozen one who keeps house.
+            arena.write("update headway_leases set until = 1")  # The frozen worker may hold the housekeeping role.
             _wait(arena, lambda: len(people.of(2)) > 20 and people.sees(2), "the second attempt")
             told, kept = people.of(1), _kept(arena, job_id)
             before = len(_said(arena, job_id, 1)) if whole else len(told)
@@ -148,13 +149,13 @@ def _play(stage: Stage, whole: bool) -> bool:
         assert second.is_running()
         enough.touch()
         arena.wait_status(job_id, "COMPLETED")
-    assert people.of(1) == told, "lines of an attempt that was over"
-    assert _kept(arena, job_id) == kept, "lines of an attempt that was over are in the store"
+    assert people.of(1) == told, "lines of a stale attempt"
+    assert _kept(arena, job_id) == kept, "lines of a stale attempt are in the store"
     assert people.of(2) == [f"2: {number}" for number in range(1, len(people.of(2)) + 1)]
     for states in (people.followed, people.polled):
         since = next(place for place, job in enumerate(states) if job["metadata"].get("attempt") == 2)
         shown = {(job["attempts"], job["metadata"]["attempt"], job["progress"]) for job in states[since:]}
-        assert shown <= {(2, 2, 70), (2, 2, 100)}, "words of an attempt that was over"
+        assert shown <= {(2, 2, 70), (2, 2, 100)}, "reports of a stale attempt"
     assert json.loads(arena.job(job_id, "result")) == 2
     assert arena.outcomes(job_id) == ["expired", "completed"]
     return True
@@ -165,7 +166,7 @@ def _wait(arena: WorkerArena, is_so: Callable[[], bool], what: str) -> None:
 
 
 def _freeze(arena: WorkerArena, worker: Worker, whole: bool) -> list[int]:
-    """Freeze the supervisor, or all of a worker; return the processes that stand still."""
+    """Freeze the supervisor, or all of a worker; return the frozen processes."""
     arena.freeze(worker)
     children = sorted(worker.family()) if whole else []
     for number in children:
@@ -174,19 +175,19 @@ def _freeze(arena: WorkerArena, worker: Worker, whole: bool) -> list[int]:
 
 
 def _resume(worker: Worker, frozen: list[int], goes_on: Callable[[], bool] = lambda: True) -> None:
-    """Let the task go on first, so that it says something, and then who is to stop it."""
+    """Resume the task first, so that it reports something, and then the process that stops it."""
     for number in frozen:
         if number != worker.pid:
             with suppress(ProcessLookupError):
                 os.kill(number, signal.SIGCONT)
     try:
-        wait_until(goes_on, "the first attempt to go on")
+        wait_until(goes_on, "the first attempt to continue")
     finally:
         worker.signal(signal.SIGCONT)
 
 
 def _let_time_pass(arena: WorkerArena, people: Audience) -> None:
-    """Wait until the worker that stood still has run and reported another job, and the audience has seen more."""
+    """Wait until the thawed worker has run and reported another job, and the audience has seen more."""
     arena.wait_final([arena.enqueue("murmur", {"lines": 5}, queue="a")])
     heard, seen = len(people.of(2)), len(people.polled)
     _wait(arena, lambda: len(people.of(2)) > heard + 20 and len(people.polled) > seen + 5, "more to be told")

@@ -1,4 +1,4 @@
-"""Everything is killed, again and again, while clients enqueue: every acknowledged job ends once (S2, S4, S5, L3)."""
+"""Everything is killed repeatedly while clients enqueue: every acknowledged job ends once (S2, S4, S5, L3)."""
 
 import contextlib
 import os
@@ -20,14 +20,14 @@ pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 ROUNDS = 5 if FULL else 1
 FAULTS = ("worker", "worker", "child", "child", "all", "term", "freeze")
 JOBS_MIN = 60 * ROUNDS
-LEASE_S = 3.0  # It runs out wherever somebody was killed or frozen; on a slow machine at other times as well.
+LEASE_S = 3.0  # It expires where a process was killed or frozen; on a slow machine at other times as well.
 FLAGS = ("--poll", "0.3s", "--processes", "2", "--grace", "1s")
 LEASES = ("--worker-lease", f"{LEASE_S}s", "--leader-lease", f"{LEASE_S}s")
 
 
 @pytest.fixture
 def server(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
-    """A server of this test's own, since it is going to die."""
+    """Start a server for this test, which kills it."""
     with PostgresServer() as own:
         yield own
 
@@ -46,20 +46,20 @@ def test_mayhem(server: PostgresServer, tmp_path: Path) -> None:
 def _mayhem(arena: WorkerArena, chance: random.Random, server: PostgresServer | None) -> None:
     nodes = [_start_one(arena) for _ in range(2)]
     with client(arena, "one", 0.02) as one, client(arena, "two", 0.02) as two:
-        wait_for(lambda: one() and two(), "the clients to get going")
+        wait_for(lambda: one() and two(), "the clients to start")
         for number in range(ROUNDS):
-            bag = chance.sample(FAULTS, len(FAULTS))  # All kinds come in every round, in another order.
+            bag = chance.sample(FAULTS, len(FAULTS))  # Every kind comes once per round, in random order.
             _torment(arena, nodes, bag[:4], chance)
             if server is not None and number == 0:
                 server.kill()
                 server.start()
             _torment(arena, nodes, bag[4:], chance)
-        wait_for(lambda: len(one()) + len(two()) > JOBS_MIN, "the clients to get through", MANY_S_MAX, arena.describe)
+        wait_for(lambda: len(one()) + len(two()) > JOBS_MIN, "the clients to succeed", MANY_S_MAX, arena.describe)
     jobs = [*one(), *two()]
     assert len(set(jobs)) == len(jobs), "two keys, one job"
     assert arena.wait_final(jobs, MANY_S_MAX) == {"COMPLETED": len(jobs)}
     arena.check_ended_once(jobs)
-    # Of the last calls, some were carried out and not answered any more; their jobs end, too.
+    # Some of the last calls were committed but not acknowledged; their jobs end as well.
     unfinished = "select count(*) from headway_jobs where finished_at is null"
     wait_for(lambda: arena.sql(unfinished) == [(0,)], "all others to end", describe=arena.describe)
     keys = "select count(*), count(distinct key) from headway_jobs where key is not null"
@@ -72,7 +72,7 @@ def _start_one(arena: WorkerArena) -> Worker:
 
 
 def _torment(arena: WorkerArena, nodes: list[Worker], faults: Sequence[str], chance: random.Random) -> None:
-    """Do one bad thing after the other, and always start anew."""
+    """Inject one fault after the other, and always restart."""
     for fault in faults:
         time.sleep(chance.uniform(0.3, 1.5))
         _strike(nodes, fault, chance)
@@ -81,7 +81,7 @@ def _torment(arena: WorkerArena, nodes: list[Worker], faults: Sequence[str], cha
 
 
 def _strike(nodes: Sequence[Worker], fault: str, chance: random.Random) -> None:
-    """Do one bad thing."""
+    """Inject one fault."""
     victim = chance.choice(nodes)
     if fault == "child":
         family = sorted(victim.family())

@@ -1,4 +1,4 @@
-"""A child that stands still wedges nothing: jobs that it was given and has not begun are taken back (L2, L9)."""
+"""A paused child blocks nothing: jobs that were assigned to it and have not begun are withdrawn (L2, L9)."""
 
 import os
 import re
@@ -15,21 +15,21 @@ pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 MANY = 200
 
 
-def test_a_pause_of_children_wedges_nothing(stores: dict[str, str], tmp_path: Path) -> None:
+def test_paused_children_block_nothing(stores: dict[str, str], tmp_path: Path) -> None:
     everywhere(_pauses, stores, tmp_path)
 
 
 def _pauses(arena: WorkerArena) -> None:
     worker = arena.start("--processes", "2", "--worker-lease", "10m")
-    arena.wait_final(arena.enqueue_many("nothing", [{}] * 300))  # They are short, so that more are fetched ahead.
+    arena.wait_final(arena.enqueue_many("nothing", [{}] * 300))  # They are short, so that more are prefetched.
     children = _children(worker)
     for pid in children:
         os.kill(pid, signal.SIGSTOP)
     ids = arena.enqueue_many("nothing", [{}] * MANY)
-    wait_until(lambda: _released(arena, ids), "jobs to be taken back from children that stand still")
+    wait_until(lambda: _released(arena, ids), "jobs to be withdrawn from paused children")
     for pid in children[:1]:
         os.kill(pid, signal.SIGCONT)
-    arena.wait_final(ids)  # One child goes on; one never does, and is replaced.
+    arena.wait_final(ids)  # One child resumes; the other never does, and is replaced.
     assert {arena.job(job_id, "status") for job_id in ids} == {"COMPLETED"}
     assert {arena.job(job_id, "failures") for job_id in ids} == {0}
     wait_until(lambda: len(_children(worker)) == 2 and children[1] not in _children(worker), "another child")
@@ -37,12 +37,12 @@ def _pauses(arena: WorkerArena) -> None:
     arena.wait_final(alone)
 
 
-def test_a_job_alone_is_taken_back_too(stores: dict[str, str], tmp_path: Path) -> None:
+def test_single_assigned_job_is_withdrawn(stores: dict[str, str], tmp_path: Path) -> None:
     everywhere(_alone, stores, tmp_path)
 
 
 def _alone(arena: WorkerArena) -> None:
-    """Nobody waits behind it, so only the watchdog for jobs that were given and not begun can see it."""
+    """No job waits behind it, so only the watchdog for assigned jobs can notice it."""
     worker = arena.start("--processes", "1", "--worker-lease", "10m")
     arena.wait_final(arena.enqueue_many("nothing", [{}]))
     (child,) = _children(worker)
@@ -50,7 +50,7 @@ def _alone(arena: WorkerArena) -> None:
     (job_id,) = arena.enqueue_many("nothing", [{}], timeout="1s")
     arena.wait_final([job_id])
     assert (arena.job(job_id, "status"), arena.job(job_id, "failures")) == ("COMPLETED", 0)
-    assert "timed_out" not in arena.outcomes(job_id), "its time had not begun"
+    assert "timed_out" not in arena.outcomes(job_id), "its timeout had not begun"
     assert _children(worker) != [child]
 
 

@@ -1,4 +1,4 @@
-"""Rows that nobody can run, and jobs that say too much. Others flow, and every bound holds."""
+"""Rows that no worker can run, and jobs with too much output. Other jobs continue, and every bound holds."""
 
 import json
 from pathlib import Path
@@ -74,13 +74,13 @@ def _poison(arena: WorkerArena) -> None:
         lambda: arena.sql(parked) == all_parked, "all but the latecomer to be parked again", describe=arena.describe
     )
     attempts = max(len(arena.outcomes(job_id)) for job_id in poison.values())
-    assert attempts <= 6, f"parked jobs are tried again and again: {attempts}"
+    assert attempts <= 6, f"parked jobs are retried too often: {attempts}"
     assert worker.is_running()
     assert newer.is_running()
 
 
-def test_short_lines_without_end_cost_no_neighbour_its_lease(tmp_path: Path) -> None:
-    """L9: on SQLite, where everything goes through one writer. It gets to the others between two small writes."""
+def test_flood_of_short_lines_costs_no_other_job_its_lease(tmp_path: Path) -> None:
+    """L9: on SQLite, where all writes go through one writer. Other writes get in between two small ones."""
     arena = WorkerArena.on(f"sqlite:///{tmp_path}/headway.db", tmp_path)
     try:
         arena.start("--worker-lease", "60s", "--processes", "3", "--poll", "0.5s")
@@ -90,7 +90,7 @@ def test_short_lines_without_end_cost_no_neighbour_its_lease(tmp_path: Path) -> 
             arena.wait_trace("begin", job_id)
         late = arena.enqueue("plain_async")
         arena.wait_final([late, *arena.enqueue_many("nothing", [{}] * 5), arena.enqueue("nothing_async")])
-        assert arena.statuses(floods) == {"RUNNING": 2}, "the others came after them, not between them"
+        assert arena.statuses(floods) == {"RUNNING": 2}, "the other writes came after the flood, not in between"
         enough.touch()
         arena.wait_final(floods, MANY_S_MAX)
         assert arena.outcomes(late) == ["timed_out"]
@@ -101,14 +101,14 @@ def test_short_lines_without_end_cost_no_neighbour_its_lease(tmp_path: Path) -> 
             assert arena.sql(f"select count(*) {log}") == [(LOG_BYTES_MAX // (1 + LOG_LINE_OVERHEAD) + 1,)]
             assert "full" in arena.sql(f"select line {log} order by seq desc limit 1")[0][0]
             writes = [lines for (lines,) in arena.sql(f"select count(*) {log} group by version")]
-            assert max(writes) <= LINES_MAX + 1, "a write that makes everybody wait"
+            assert max(writes) <= LINES_MAX + 1, "a write that blocks all others"
     finally:
         arena.stop()
 
 
 def _check_flood(arena: WorkerArena, flood: str, counting: str) -> None:
     status, progress, detail = arena.job(flood, "status", "progress", "detail")
-    assert (status, progress) == ("FAILED", 97), "the last value is never lost, and 100 is for success"
+    assert (status, progress) == ("FAILED", 97), "the last value is never lost, and 100 means success"
     assert json.loads(detail)["step"] == "the last word"
     sizes = f"select sum(length(line) + {LOG_LINE_OVERHEAD}), count(*) from headway_log where job_id = '{flood}'"
     [(size, lines)] = arena.sql(sizes)
@@ -116,18 +116,18 @@ def _check_flood(arena: WorkerArena, flood: str, counting: str) -> None:
     newest = f"select line from headway_log where job_id = '{flood}' order by seq desc limit 2"
     note, last = (row[0] for row in arena.sql(newest))
     assert "full" in note
-    assert last.startswith(f"line {lines - 2:09}"), "a line is missing before the note"
+    assert last.startswith(f"line {lines - 2:09}"), "a line before the notice is missing"
 
     status, progress, version, attempt, began, ended = arena.job(
         counting, "status", "progress", "version", "attempt", "started_at", "finished_at"
     )
     assert (status, progress) == ("COMPLETED", 100)
-    handed_back = 2 * (attempt - 1)  # A child that was slow to begin it; that is written, too.
+    handed_back = 2 * (attempt - 1)  # A child that started slowly, which is written as well.
     assert 4 <= version <= 4 + handed_back + 2 * (ended - began) / SECOND + 3, "more than two writes a second, or none"
 
 
-def test_steps_that_no_process_can_be_given_park_their_job(tmp_path: Path) -> None:
-    """More than 64 MiB of finished steps, and a retry: the job is parked with the reason, and the others run."""
+def test_job_with_steps_too_large_for_ipc_is_parked(tmp_path: Path) -> None:
+    """Finish more than 64 MiB of steps, and retry: the job is parked with the reason, and the others run."""
     everywhere(_too_many_steps, {"sqlite": f"sqlite:///{tmp_path}/headway.db"}, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""L7, L8, L9: time-outs, cancels and drains hold whatever the code does, and nothing that it started survives them."""
+"""L7, L8, L9: timeouts, cancels and drains work whatever the code does, and no subprocess survives them."""
 
 import os
 import random
@@ -11,7 +11,8 @@ import pytest
 
 from headway.core.errors import AlreadyFinal
 from tests.chaos.arena import headway
-from tests.chaos.worker_arena import MANY_S_MAX, Worker, WorkerArena, everywhere, is_alive, wait_for
+from tests.chaos.worker_arena import MANY_S_MAX, Worker, WorkerArena, everywhere, wait_for
+from tests.support.processes import is_alive
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
@@ -19,36 +20,36 @@ pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 POLITE = ("checking", "tracking", "awaiting")
 IMPOLITE = ("stubborn", "stubborn_thread", "stubborn_async", "logging_without_end")
 CANCELS = 500
-LEASE = ("--worker-lease", "36s")  # Extended every 12 s. A worker may stand still for 20 s and does not lose it.
+LEASE = ("--worker-lease", "36s")  # Extended every 12 s. A worker may freeze for 20 s without losing it.
 GRACE_S = 1.0
 
 
-def test_the_interpreter_is_held(stores: dict[str, str], tmp_path: Path) -> None:
+def test_blocked_interpreter(stores: dict[str, str], tmp_path: Path) -> None:
     everywhere(_held_interpreter, stores, tmp_path)
 
 
 def _held_interpreter(arena: WorkerArena) -> None:
-    """L9, and L8 in the meantime: one child is deaf until it is let go, one for years."""
+    """L9, and L8 meanwhile: one child is blocked until it is released, one for years."""
     arena.start(*LEASE, "--processes", "6", "--poll", "0.5s", is_ready=False)
     let_go = arena.folder / "let-go"
     os.mkfifo(let_go)
     deaf = _hold_up_short_jobs(arena, let_go)
     leased_until = arena.job(deaf, "lease_until")
     wait_until(lambda: _are_out_of_time(arena), "tasks that hold the interpreter to begin in time")
-    wait_until(lambda: _stop_when_asked(arena), "polite tasks to stop before they are killed")
+    wait_until(lambda: _stop_when_asked(arena), "cooperative tasks to stop before they are killed")
     _check_impolite(arena)
 
     wait_for(lambda: arena.job(deaf, "lease_until") > leased_until, "the lease to be extended", describe=arena.describe)
     assert arena.job(deaf, "status") == "RUNNING"
     let_go.write_bytes(b"!")
     arena.wait_status(deaf, "COMPLETED")
-    assert arena.outcomes(deaf) == ["completed"], "a live job was rescued for its age"
+    assert arena.outcomes(deaf) == ["completed"], "a live job was expired by age"
     assert arena.job(deaf, "failures") == 0
     assert arena.sql("select count(*) from headway_attempts where outcome = 'expired'") == [(0,)]
 
 
 def _hold_up_short_jobs(arena: WorkerArena, let_go: Path) -> str:
-    """Let jobs that are so short that they are prefetched get in line behind one that makes their child deaf."""
+    """Queue jobs that are so short that they are prefetched behind one that blocks their child."""
     arena.wait_final(arena.enqueue_many("nothing", [{}] * 300))
     tasks = [*["nothing"] * 100, "hold_gil", *["nothing"] * 200]
     args = {"hold_gil": {"until": str(let_go)}}
@@ -61,12 +62,12 @@ def _hold_up_short_jobs(arena: WorkerArena, let_go: Path) -> str:
 
 
 def _are_out_of_time(arena: WorkerArena) -> bool:
-    """Have code that hears nothing, and code that hears signals, run out of time; False where it did not even begin."""
+    """Let code that ignores signals, and code that handles them, time out; False if it did not even begin."""
     jobs = [arena.enqueue(task) for task in ("catastrophic", "backtracking")]
     hopeless, _ = jobs
     arena.wait_status(hopeless, "TIMED_OUT")
     left = [pid for _, _, pid in arena.trace("begin", hopeless) if is_alive(pid)]
-    assert not left, "out of time, and still running"
+    assert not left, "timed out, but still running"
     for job_id in jobs:
         arena.wait_status(job_id, "TIMED_OUT")
         assert arena.outcomes(job_id) == ["timed_out"]
@@ -74,7 +75,7 @@ def _are_out_of_time(arena: WorkerArena) -> bool:
 
 
 def _stop_when_asked(arena: WorkerArena) -> bool:
-    """Cancel polite code; False where the machine was so slow that it was killed before it could stop."""
+    """Cancel cooperative code; False if the machine was so slow that it was killed before it could stop."""
     jobs = {task: arena.enqueue(task) for task in POLITE}
     pids = [arena.wait_trace("begin", job_id)[0][2] for job_id in jobs.values()]
     for job_id in jobs.values():
@@ -88,7 +89,7 @@ def _stop_when_asked(arena: WorkerArena) -> bool:
 
 
 def _check_impolite(arena: WorkerArena) -> None:
-    """Impolite code is killed with all that it has started, and CANCELLED is never said before."""
+    """Check that uncooperative code is killed with its subprocesses, and is not CANCELLED before that."""
     jobs = {task: arena.enqueue(task) for task in IMPOLITE}
     nested = {then: arena.enqueue("parent_of_many", {"then": then}) for then in ("wait", "check")}
     pids = {task: arena.wait_trace("begin", job_id)[0][2] for task, job_id in jobs.items()}
@@ -100,7 +101,7 @@ def _check_impolite(arena: WorkerArena) -> None:
         arena.cancel(job_id)
     for task, job_id in jobs.items():
         arena.wait_status(job_id, "CANCELLED")
-        if task != "logging_without_end":  # A signal reaches that one; its process is of use yet.
+        if task != "logging_without_end":  # A signal stops that one; its process can still be used.
             assert not is_alive(pids[task]), f"{task} was CANCELLED before it had stopped"
     for job_id in nested.values():
         arena.wait_status(job_id, "CANCELLED")
@@ -116,7 +117,7 @@ def test_cancels_around_claim_and_completion(stores: dict[str, str], tmp_path: P
 def _many_cancels(arena: WorkerArena) -> None:
     arena.start("--processes", "2", "--concurrency", "50", "--poll", "0.5s", "--worker-lease", "10m")
     chance = random.Random(8)
-    arena.wait_final(arena.enqueue_many("nothing", [{}] * 50))  # So that the children are there, and fill up.
+    arena.wait_final(arena.enqueue_many("nothing", [{}] * 50))  # So that the children exist, and are full.
     jobs: list[str] = []
     for _ in range(CANCELS // 20):
         jobs += _cancel_some(arena, chance)
@@ -149,7 +150,7 @@ def test_drains(stores: dict[str, str], tmp_path: Path) -> None:
 
 
 def _drains(arena: WorkerArena) -> None:
-    """SIGTERM with a short grace, SIGINT and a second signal, and an operator who asks; all at the same time."""
+    """SIGTERM with a short grace, SIGINT and a second signal, and a drain by an operator; all at the same time."""
     arena.is_unhurried = True
     common = ("--concurrency", "60", "--poll", "0.5s", "--worker-lease", "10m")
     patient, hasty, asked = (
@@ -180,7 +181,7 @@ def _drains(arena: WorkerArena) -> None:
         ]
     end.result()
     late = [arena.enqueue("nothing", queue="a"), *(one.result() for one in draining)]
-    wait_for(lambda: not any(map(is_alive, families)), "the children to be gone")
+    wait_for(lambda: not any(map(is_alive, families)), "the children to end")
     assert arena.statuses(quick) == {"COMPLETED": 30}
     assert arena.statuses(still) == {"COMPLETED": 2}
     for jobs in (long, other, late):
@@ -188,7 +189,7 @@ def _drains(arena: WorkerArena) -> None:
     assert arena.sql("select count(*) from headway_jobs where failures > 0") == [(0,)]
     for job_id in (*long, *other):
         assert arena.attempts(job_id) == [(1, "released")]
-    assert arena.sql("select count(*) from headway_nodes") == [(0,)], "a drained node says goodbye"
+    assert arena.sql("select count(*) from headway_nodes") == [(0,)], "a drained node leaves cleanly"
 
 
 def _end(worker: Worker) -> None:
@@ -197,32 +198,32 @@ def _end(worker: Worker) -> None:
 
 
 def _two_signals(arena: WorkerArena, worker: Worker, quick: list[str], within_grace: Path) -> str:
-    """Have jobs end within the grace, and do not wait for its end; return a job that came too late."""
+    """Let jobs end within the grace, and do not wait for its end; return a job that came too late."""
     worker.signal(signal.SIGINT)
     wait_until(lambda: worker.said("draining"), "the worker to drain")
     late = arena.enqueue("nothing_async", queue="b")
     within_grace.touch()
     arena.wait_final(quick)
-    assert worker.is_running(), "it has ten minutes"
+    assert worker.is_running(), "the grace is ten minutes"
     _end(worker)
     return late
 
 
 def _ask_to_drain(arena: WorkerArena, worker: Worker, within_drain: Path) -> str:
-    """Have an operator ask, and jobs take longer than the grace; return a job that came too late."""
+    """Drain by an operator while jobs take longer than the grace; return a job that came too late."""
     done = headway("workers", "drain", "asked", store=arena.store)
     assert done.returncode == 0, done.stderr
     wait_until(lambda: worker.said("draining"), "the worker to drain")
     late = arena.enqueue("nothing_async", queue="c")
-    time.sleep(1.5 * GRACE_S)  # The grace does not count here.
-    assert worker.is_running(), "a drain takes as long as the jobs do"
+    time.sleep(1.5 * GRACE_S)  # The grace does not apply here.
+    assert worker.is_running(), "a drain waits for its jobs"
     within_drain.touch()
     assert worker.wait() == 0
     return late
 
 
-def test_a_worker_with_many_processes_hands_everything_back(tmp_path: Path) -> None:
-    """L7: one look at all processes of the host serves all children, and none is started while the worker drains."""
+def test_worker_with_many_processes_releases_everything(tmp_path: Path) -> None:
+    """L7: one scan of all processes of the host serves all children, and no child starts while the worker drains."""
     everywhere(_many_processes, {"sqlite": f"sqlite:///{tmp_path}/headway.db"}, tmp_path)
 
 
@@ -231,7 +232,7 @@ def _many_processes(arena: WorkerArena) -> None:
     worker = arena.start(*LEASE, "--processes", "8", "--grace", f"{GRACE_S:g}s")
     ids = arena.enqueue_many("hold", [{"until": "/never"}] * 8)
     wait_until(lambda: len(arena.trace("begin")) == 8, "all jobs to begin")
-    wait_until(lambda: worker.log.read_text().count("child_ready") >= 10, "a child of each kind, too")
+    wait_until(lambda: worker.log.read_text().count("child_ready") >= 10, "a child of each kind")
     began = worker.log.read_text().count("child_ready")
     worker.signal(signal.SIGTERM)
     worker.wait()

@@ -1,4 +1,4 @@
-"""The store goes away under load: acknowledged jobs end once, and what runs past its lease is killed."""
+"""The store fails under load: acknowledged jobs end once, and jobs that outlive their lease are killed."""
 
 import signal
 import sqlite3
@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.arena import environment
-from tests.chaos.worker_arena import MANY_S_MAX, WorkerArena, everywhere, is_alive, wait_for
+from tests.chaos.worker_arena import MANY_S_MAX, WorkerArena, everywhere, wait_for
 from tests.support import evidence
 from tests.support.postgres import PostgresServer
+from tests.support.processes import is_alive
 from tests.support.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.slow
 
-# The lease has to run out while the store is away. On a slow machine it runs out at other times as well.
+# The lease has to expire during the outage. On a slow machine it expires at other times as well.
 FLAGS = ("--worker-lease", "4s", "--processes", "2", "--poll", "0.5s")
 CLIENT = textwrap.dedent(
     """
@@ -43,7 +44,7 @@ CLIENT = textwrap.dedent(
 
 @contextmanager
 def client(arena: WorkerArena, name: str, rest_s: float = 0.005) -> Iterator[Callable[[], list[str]]]:
-    """Have a client enqueue all the time; what it yields returns the acknowledged jobs."""
+    """Run a client that enqueues all the time; yield a function that returns the acknowledged jobs."""
     path = arena.folder / f"acknowledged-{name}"
     with path.open("wb") as out, evidence.log_file(f"client {name} of {arena.store}").open("wb") as errors:
         process = subprocess.Popen(
@@ -58,13 +59,13 @@ def client(arena: WorkerArena, name: str, rest_s: float = 0.005) -> Iterator[Cal
 
 @pytest.fixture
 def server(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
-    """A server of this test's own, since it is going to suffer."""
+    """Start a server for this test, which breaks it."""
     with PostgresServer() as own:
         yield own
 
 
 @pytest.mark.postgres
-def test_the_store_goes_away(server: PostgresServer, tmp_path: Path) -> None:
+def test_store_outages(server: PostgresServer, tmp_path: Path) -> None:
     stores = {"sqlite": f"sqlite:///{tmp_path}/headway.db", "postgres": server.create_database()}
 
     def play(arena: WorkerArena) -> None:
@@ -92,26 +93,26 @@ def _postgresql_restarts_and_stays_away(arena: WorkerArena, server: PostgresServ
 
 
 def _check_outage_is_not_its_fault(arena: WorkerArena, job_id: str) -> None:
-    """Its worker hands it back when the store answers again, or its lease was ended before; neither is a failure."""
+    """Check that the job was released when the store was back, or its lease was ended before; neither is a failure."""
     assert arena.job(job_id, "failures") == 0
     assert len(arena.attempts(job_id)) > 1
     assert set(arena.outcomes(job_id)[:-1]) <= {"expired"}
 
 
 def _check_running_code_is_killed(arena: WorkerArena, server: PostgresServer) -> str:
-    """Away for longer than the lease: past that somebody else may have the job, so its code must not go on."""
+    """Check that code is killed in an outage longer than the lease: another worker may have the job by then."""
     job_id = arena.enqueue("sit", {"seconds": 600, "only_first": True}, priority=9, max_attempts=1000)
     pid = arena.wait_trace("begin", job_id)[0][2]
     server.stop("immediate")
     try:
-        wait_for(lambda: not is_alive(pid), "the code under a lost lease to be killed")
+        wait_for(lambda: not is_alive(pid), "the code of a lost lease to be killed")
     finally:
         server.start()
     return job_id
 
 
 def _sqlite_is_locked(arena: WorkerArena, path: Path) -> None:
-    """X31: somebody else writes for a long time; nothing is lost, and nothing has to be restarted."""
+    """X31: another process writes for a long time; nothing is lost, and nothing has to be restarted."""
     worker = arena.start(*FLAGS, is_ready=False)
     with client(arena, "one") as acknowledged:
         long = arena.enqueue("sit", {"seconds": 600, "only_first": True}, priority=9, max_attempts=1000)
@@ -120,9 +121,9 @@ def _sqlite_is_locked(arena: WorkerArena, path: Path) -> None:
         connection = sqlite3.connect(path, isolation_level=None, timeout=DEADLINE_S)
         connection.execute("begin immediate")
         said = worker.log.stat().st_size
-        wait_for(lambda: not is_alive(pid), "the code under a lost lease to be killed")
+        wait_for(lambda: not is_alive(pid), "the code of a lost lease to be killed")
         gave_up = "store_unavailable"  # A statement waits for the lock, but not for ever.
-        wait_for(lambda: gave_up in worker.log.read_text()[said:], "a statement to give up", describe=arena.describe)
+        wait_for(lambda: gave_up in worker.log.read_text()[said:], "a statement to time out", describe=arena.describe)
         connection.execute("rollback")
         connection.close()
         _wait_for_more(arena, acknowledged, 20)
@@ -134,6 +135,6 @@ def _sqlite_is_locked(arena: WorkerArena, path: Path) -> None:
 
 
 def _wait_for_more(arena: WorkerArena, acknowledged: Callable[[], list[str]], jobs: int) -> None:
-    """Wait until a client has got so many more jobs acknowledged."""
+    """Wait until a client has received some more acknowledgements."""
     seen = len(acknowledged())
-    wait_for(lambda: len(acknowledged()) > seen + jobs, "the client to go on", describe=arena.describe)
+    wait_for(lambda: len(acknowledged()) > seen + jobs, "the client to continue", describe=arena.describe)

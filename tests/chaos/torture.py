@@ -1,13 +1,13 @@
-"""The torture: real nodes, real servers, a bad network, and a seeded plan of everything that goes wrong.
+"""The torture test: real nodes, real servers, a bad network, and a seeded plan of faults.
 
     python -m tests.chaos.torture --engine redis --seed 7 --minutes 3      # one engine; writes docs/torture-report.md
     python -m tests.chaos.torture --engine all --minutes 3                 # each in turn
-    python -m tests.chaos.torture --engine etcd --seed 7 --plan            # only say what would go wrong
+    python -m tests.chaos.torture --engine etcd --seed 7 --plan            # print the plan only
 
-Each node is scheduler, worker and API in one process, behind links of its own to PostgreSQL and to the servers of the
-engine. A client enqueues all the time. When the plan is done everything is put right, and all must be well within half
-a minute. Then the nodes are asked to leave, and the verdict reads the database and what the tasks wrote. The plan can
-be repeated by its seed; the timing cannot.
+Each node is scheduler, worker and API in one process, with its own links to PostgreSQL and to the servers of the
+engine. A client enqueues all the time. After the plan all faults are undone, and everything must be healthy within half
+a minute. Then the nodes are stopped, and the verdict reads the database and what the tasks wrote. The plan can be
+repeated by its seed; the timing cannot.
 """
 
 import argparse
@@ -47,7 +47,7 @@ GIVE_UP_S = 60.0
 PREPARE_S_MAX = 240.0
 LOOK_S = 0.2
 HOUSEKEEPING = "housekeeping"
-LOSES_LEASES = ("kill", "freeze", "freeze supervisor")  # What a leader does not survive as one.
+LOSES_LEASES = ("kill", "freeze", "freeze supervisor")  # Faults after which a leader is no longer leader.
 
 ALIVE = "select id, name, state from headway_nodes where beat_at > {now} - 4000000"
 LEASES = "select name, holder, holder_name, token, since, until from headway_leases where name not like 'occurrence/%'"
@@ -55,7 +55,7 @@ LEASES = "select name, holder, holder_name, token, since, until from headway_lea
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A lease as it was seen: who has had it since when."""
+    """A lease as observed: its holder, and since when."""
 
     name: str
     holder: str
@@ -65,7 +65,7 @@ class Term:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a torture."""
+    """The result of a torture test."""
 
     engine: str
     seed: int
@@ -77,14 +77,14 @@ class Outcome:
     faults: dict[str, int]
     figures: Figures
     fail_overs_s: list[float]
-    slowest: list[str]  # What was under way during the slowest of them.
+    slowest: list[str]  # The active faults during the slowest of them.
     recovery_s: float
     violations: list[str]
 
 
 @dataclass(slots=True)
 class Observer:
-    """Looks at the leases all the time, past every proxy, and keeps who had what."""
+    """Polls the leases, without a proxy, and records their holders."""
 
     store: str
     terms: dict[tuple[str, int], Term] = field(default_factory=dict)
@@ -92,27 +92,27 @@ class Observer:
     _over: threading.Event = field(default_factory=threading.Event)
 
     def watch(self) -> None:
-        """Look until told to stop; a database that is away is looked for again."""
+        """Poll until stopped; retry while the database is unavailable."""
         while not self._over.is_set():
             try:
-                # short: both are tried again.
+                # short: both are retried.
                 with psycopg.connect(self.store, autocommit=True, connect_timeout=5) as connection:
-                    while not self._over.wait(LOOK_S):  # short: a pause between two looks.
+                    while not self._over.wait(LOOK_S):  # short: the polling interval.
                         for name, _, holder, token, since, _ in connection.execute(LEASES).fetchall():
                             self.terms.setdefault((name, token), Term(name, holder, token, since))
             except psycopg.Error:
-                self._over.wait(LOOK_S)  # short: a pause between two looks.
+                self._over.wait(LOOK_S)  # short: the polling interval.
 
     def struck(self, node: str) -> None:
-        """Note that a node has just been hit in a way that no leader survives."""
+        """Record that a node was just hit by a fault that no leader survives."""
         self.strikes.append((time.time_ns() // 1_000, node))
 
     def stop(self) -> None:
-        """End the looking."""
+        """Stop polling."""
         self._over.set()
 
     def fail_overs(self) -> list[tuple[int, int]]:
-        """Return from when to when a lease had nobody: from the end of a scheduler to the term of the next one."""
+        """Return the intervals without a leader: from the end of a scheduler to the term of the next one."""
         found = []
         for at, node in self.strikes:
             for name in sorted({term.name for term in self.terms.values() if term.name.startswith("scheduler/")}):
@@ -127,8 +127,8 @@ class Observer:
 class Torture:
     """One run of one plan.
 
-    A machine of unknown speed has `slack_s` more than what is promised. The client goes on until each of the `awaited`
-    questions to the database has an answer.
+    A machine of unknown speed gets `slack_s` more than the promised time. The client continues until each of the
+    `awaited` queries has a result.
     """
 
     def __init__(
@@ -158,9 +158,9 @@ class Torture:
         self._over = threading.Event()
 
     def __enter__(self) -> "Torture":
-        """Run it; the database stays until the end of the block."""
+        """Run it; the database exists until the end of the block."""
         with ExitStack() as stack:
-            # First of all, so that it is the last to go: nodes end with the thread that has started them.
+            # Entered first, so that it exits last: nodes end with the thread that started them.
             pool = stack.enter_context(ThreadPoolExecutor(8))
             preparing: Future[Rig] = pool.submit(RIGS[self.plan.engine], stack.enter_context(ExitStack()))
             self.server = stack.enter_context(PostgresServer(options={"max_connections": "300"}))
@@ -194,7 +194,7 @@ class Torture:
         cluster = self._cluster
         cluster.start()
         self._seen_well.clear()
-        wait_until(self._is_well, "all nodes to get going", every_s=LOOK_S)
+        wait_until(self._is_well, "all nodes to start", every_s=LOOK_S)
         began = time.monotonic()
         lanes = [pool.submit(self._torment, faults, began) for faults in self.plan.lanes().values()]
         for lane in lanes:
@@ -233,7 +233,7 @@ class Torture:
     # --- the faults
 
     def _torment(self, faults: Sequence[Fault], began: float) -> None:
-        """Go through one lane of the plan; what is late begins at once."""
+        """Inject the faults of one lane; late ones begin at once."""
         for fault in faults:
             late_s = time.monotonic() - began - fault.at_s
             if late_s < 0 and self._over.wait(-late_s):
@@ -263,9 +263,9 @@ class Torture:
     # --- afterwards
 
     def _recover(self, cluster: Cluster, healed: int) -> tuple[Quiet, float]:
-        """Wait until the client gets through and everything is well again; return how it looked, and after how long."""
+        """Wait until the client succeeds and everything is healthy again; return the state, and how long it took."""
         began, receipts = time.monotonic(), len(cluster.receipts())
-        limits = [RECOVERY_S_MAX + self._slack_s, GIVE_UP_S + self._slack_s]  # The second: does it come at all?
+        limits = [RECOVERY_S_MAX + self._slack_s, GIVE_UP_S + self._slack_s]  # The second: any recovery?
 
         def is_over(missing: list[str]) -> bool:
             if missing and limits and time.monotonic() - began > limits[0]:
@@ -284,7 +284,7 @@ class Torture:
             time.sleep(LOOK_S)
 
     def _unheard(self, cluster: Cluster, receipts: int) -> list[str]:
-        """Say what the client, which still runs, has yet to bring about."""
+        """Return what the client, which still runs, has not achieved yet."""
         missing = [] if len(cluster.receipts()) > receipts else ["nothing is acknowledged to the client"]
         return missing + [f"no answer to {question}" for question in self._awaited if not cluster.arena.sql(question)]
 
@@ -292,10 +292,10 @@ class Torture:
         return not self._missing(0)
 
     def _missing(self, since: int) -> list[str]:
-        """Say what is not well yet; with a time, also what was due or enqueued before it and is not done.
+        """Return what is not healthy yet; with a time, also what was due or enqueued before it and is not done.
 
-        Leases are short here. On a starved machine they run out without a fault, so the parts need not be well all at
-        the same time: each has to be well once.
+        Leases are short here. On a starved machine they expire without a fault, so the parts need not be healthy at the
+        same time: each has to be healthy once.
         """
         arena, names = self._cluster.arena, {node.name for node in self._cluster.nodes}
         now = time.time_ns() // 1_000
@@ -344,7 +344,7 @@ def plan_for(engine: str, seed: int, seconds: float, nodes: int = NODES) -> Plan
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read the command line and run."""
+    """Parse the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.torture", description=__doc__.partition("\n")[0])
     parser.add_argument("--engine", choices=[*RIGS, "all"], default="all")
     parser.add_argument("--seed", type=int, default=None, help="the plan to repeat (default: a new one)")

@@ -1,10 +1,10 @@
-"""Somebody who enqueues all the time, through the store and through the APIs of the nodes, and keeps the receipts.
+"""A client that enqueues all the time, through the store and the APIs of the nodes, and prints the acknowledgements.
 
     python -m tests.chaos.torture_client REST_S URL…
 
-A few threads, so that one that waits for an answer does not hold up the others. Every call has a key, and a call that
-fails is repeated by another way with the same key until one is acknowledged; then its key and the job's id are printed.
-So each key is one job, whatever was lost on the way. Any other refusal ends the process.
+It has a few threads, so that one that waits for a response does not block the others. Every call has a key. A call that
+fails is repeated over another route with the same key until one is acknowledged; then its key and the job's id are
+printed. So each key is one job, whatever was lost on the way. Any other error ends the process.
 """
 
 import itertools
@@ -42,7 +42,7 @@ def wanted(number: int) -> tuple[str, dict[str, Any]]:
 
 
 def enqueue_for_ever(thread: int, rest_s: float, urls: list[str]) -> None:
-    """Enqueue one job after the other, each by as many ways as it takes."""
+    """Enqueue one job after the other, each over as many routes as necessary."""
     app = Headway(name="client")
     clients = [Client(url, timeout=TRY_S_MAX, retry_for="0s") for url in urls]
     ways = itertools.cycle([None, *clients])
@@ -64,7 +64,7 @@ def enqueue_for_ever(thread: int, rest_s: float, urls: list[str]) -> None:
 
 
 def main(rest_s: float, urls: list[str]) -> None:
-    """Enqueue until somebody ends this process, or something is wrong."""
+    """Enqueue until this process is ended, or something is wrong."""
 
     def run(thread: int) -> None:
         try:

@@ -54,7 +54,7 @@ MEANING: Final = """\
 
 
 def update(outcome: dict[str, Any]) -> None:
-    """Replace the last outcome of an engine in the report."""
+    """Replace the last result of an engine in the report."""
     results = _read()
     outcome["on"] = datetime.now(UTC).date().isoformat()
     results[outcome["engine"]] = outcome

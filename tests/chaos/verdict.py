@@ -1,8 +1,8 @@
-"""The verdict on a torture: what the database says, what the tasks say, what the client was told; do they agree?
+"""The verdict on a torture test: do the database, the tasks and the client agree?
 
-Nothing here asks the product, `headway audit` apart. The ledger is read with plain SQL and compared with arithmetic;
-then the checkers of the simulation go through the same rows; then every attempt is held against the lines that the
-tasks wrote themselves. What does not fit is a sentence that begins with the promise it breaks.
+Nothing here uses the product, except `headway audit`. The ledger is read with plain SQL and compared with arithmetic;
+then the checkers of the simulation process the same rows; then every attempt is compared with the lines that the tasks
+wrote themselves. A mismatch is a sentence that begins with the promise it breaks.
 """
 
 import json
@@ -20,14 +20,14 @@ from tests.simulation.checkers import Checker, Liveness, Violation
 from tests.simulation.recorder import AttemptRow, JobRow, OccurrenceRow, RevisionRow, Row, ScheduleRow
 
 SHOWN_MAX: Final = 5
-ENDS_OF_TASKS: Final = frozenset({"completed", "failed"})  # Ends that only the task's own code can bring about.
+ENDS_OF_TASKS: Final = frozenset({"completed", "failed"})  # Outcomes that only the task's own code can cause.
 
 R = TypeVar("R", bound=Row)
 
 
 @dataclass(slots=True)
 class Quiet:
-    """What was seen after the last fault, while everybody still lived. Nothing that was due `at` its end is undone."""
+    """The state after the last fault, while all nodes still ran. Nothing that was due `at` its end is undone."""
 
     at: int
     holds: Mapping[str, Mapping[str, int]]
@@ -36,7 +36,7 @@ class Quiet:
 
 @dataclass(slots=True)
 class Evidence:
-    """All that a verdict is based on."""
+    """The data that a verdict is based on."""
 
     arena: WorkerArena
     receipts: Mapping[str, str]
@@ -47,7 +47,7 @@ class Evidence:
 
 @dataclass(slots=True)
 class Figures:
-    """What happened, in numbers."""
+    """Statistics of a run."""
 
     decisions: int = 0
     records: int = 0
@@ -86,7 +86,7 @@ def judge(evidence: Evidence) -> list[str]:
 
 
 def measure(evidence: Evidence) -> Figures:
-    """Count what happened."""
+    """Compute the statistics."""
     arena = evidence.arena
     [(decisions, records, tokens)] = arena.sql(
         "select coalesce(sum(count), 0), count(*), count(distinct token) from headway_occurrences"
@@ -112,7 +112,7 @@ def measure(evidence: Evidence) -> Figures:
 
 
 def check_as_simulated(arena: WorkerArena, quiet: Quiet) -> None:
-    """Have the checkers of the simulation go through the rows as if they saw them being written."""
+    """Let the checkers of the simulation process the rows as if they saw them being written."""
     checker = Checker(shards=0, retention=30 * DAY, holds=dict)
     for schedule in _rows(arena, "schedules", ScheduleRow):
         checker.changed(None, schedule)
@@ -134,7 +134,7 @@ def check_as_simulated(arena: WorkerArena, quiet: Quiet) -> None:
 
 
 def undone(arena: WorkerArena, quiet: Quiet) -> list[str]:
-    """Say what should have happened by now, as the checkers of the simulation see it."""
+    """Return what should have happened by now, by the checkers of the simulation."""
     checker = Checker(shards=0, retention=30 * DAY, holds=dict)
     for schedule in _rows(arena, "schedules", ScheduleRow):
         checker.changed(None, schedule)
@@ -156,7 +156,7 @@ def _check_liveness(checker: Checker, quiet: Quiet) -> None:
 
 @dataclass(slots=True)
 class Witness:
-    """What the tasks wrote, in the order in which they did."""
+    """The lines that the tasks wrote, in order."""
 
     lines: list[list[str]]
 
@@ -167,13 +167,13 @@ class Witness:
         return cls([line.split() for line in text.splitlines()])
 
     def of(self, word: str) -> Iterator[tuple[str, int, str, str]]:
-        """Yield job, attempt, process and what else was said, of lines of one kind."""
+        """Yield job, attempt, process and the remaining fields of lines of one kind."""
         for kind, job_id, attempt, pid, more in self.lines:
             if kind == word:
                 yield job_id, int(attempt), pid, more
 
     def attempts(self, arena: WorkerArena) -> Iterator[str]:
-        """Yield attempts that ran and should not have, or should have run and did not."""
+        """Yield attempts that ran but should not have, or should have run but did not."""
         jobs = dict(arena.sql("select id, attempt from headway_jobs"))
         begun = Counter((job_id, attempt) for job_id, attempt, _, _ in self.of("begin"))
         for (job_id, attempt), times in begun.items():
@@ -189,7 +189,7 @@ class Witness:
                 yield f"S3: attempt {attempt} of {job_id} is {outcome} and never ran"
 
     def results(self, arena: WorkerArena) -> Iterator[str]:
-        """Yield results that are not of the last attempt of their job, or of none that came to its end."""
+        """Yield results that are not from the last attempt of their job, or not from a finished one."""
         ended = {(job_id, f"{attempt}/{pid}") for job_id, attempt, pid, _ in self.of("end")}
         completed = "select id, attempt, result from headway_jobs where status = 'COMPLETED'"
         for job_id, attempt, result in arena.sql(completed):
@@ -199,7 +199,7 @@ class Witness:
                 yield f"S3: the result {result} of {job_id} is not of its last attempt {attempt}"
 
     def acknowledged(self, arena: WorkerArena) -> Iterator[str]:
-        """Yield what was acknowledged to a task and is not in the store, or was something else later."""
+        """Yield acknowledged writes of a task that are not in the store, or changed later."""
         steps = dict(arena.sql("select job_id, result from headway_steps where name = 'draw'"))
         for job_id, attempt, _, value in self.of("kept"):
             if job_id not in steps or json.loads(steps[job_id]) != value:
@@ -225,7 +225,7 @@ class Witness:
 
 
 def _receipts(arena: WorkerArena, receipts: Mapping[str, str]) -> Iterator[str]:
-    """Every acknowledged job is there, once, and completed: none of them can fail by itself."""
+    """Check that every acknowledged job exists once and completed: none of them can fail by itself."""
     about = "select id, status, attempt, reason, error from headway_jobs"
     jobs = {job_id: more for job_id, *more in arena.sql(about)}
     for key, job_id in receipts.items():
@@ -239,7 +239,7 @@ def _receipts(arena: WorkerArena, receipts: Mapping[str, str]) -> Iterator[str]:
 
 
 def _tokens(arena: WorkerArena, shards: int) -> Iterator[str]:
-    """Under what was accepted, tokens of a shard never fall, and a token has one holder. Locks know no shards: 0."""
+    """Check that accepted tokens of a shard never decrease, and have one holder. Lock mode has no shards: 0."""
     highest: defaultdict[int, int] = defaultdict(int)
     holders: dict[int, str] = {}
     accepted = "select decided_at, schedule, token, node from headway_occurrences where token > 0"
@@ -264,7 +264,7 @@ def _overlaps(arena: WorkerArena) -> Iterator[str]:
 
 
 def _words(arena: WorkerArena) -> Iterator[str]:
-    """A line that a task logs says which attempt it is of."""
+    """Check that every line that a task logged belongs to the attempt that it names."""
     strange = "select job_id, attempt, line from headway_log where stream = 'log' and line <> cast(attempt as text)"
     for job_id, attempt, line in arena.sql(strange):
         yield f"S3: a line {line!r} of attempt {attempt} of {job_id}"
@@ -290,7 +290,7 @@ def _complaint(check: Callable[[], object]) -> str | None:
 
 
 def _some(sentences: Iterator[str]) -> list[str]:
-    """Return the first few, and how many there are beyond."""
+    """Return the first few, and the number of the others."""
     found = list(sentences)
     more = len(found) - SHOWN_MAX
     return found[:SHOWN_MAX] + ([f"… and {more} more of this kind"] if more > 0 else [])

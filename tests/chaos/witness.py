@@ -1,8 +1,8 @@
-"""An app whose tasks leave word of what they did, so that the store's story can be compared with what really ran.
+"""An app whose tasks record what they did, so that the store can be compared with what really ran.
 
 Each attempt appends lines to the file TRACE: `begin` and `end` with job, attempt, process and token; `kept` when the
-store has said that it keeps a step, `child` when it has acknowledged a job. What an attempt returns names the attempt
-and the process, and so does its `end`: the result that the store keeps must be of an attempt that got that far.
+store has acknowledged a step, `child` when it has acknowledged a job. The result of an attempt names the attempt and
+the process, and so does its `end`: the stored result must be that of an attempt that got that far.
 """
 
 import asyncio
@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 
 from headway import Context, Headway, Retry
-from tests.chaos.worker_tasks import trace_run
+from tests.chaos.worker_tasks import is_first_run, trace_run
 
-ATTEMPTS_MAX = 50  # Nobody may be given up for the faults of the others.
+ATTEMPTS_MAX = 50  # No job may fail because of the faults of others.
 
 app = Headway(name="torture")
 patient = Retry(max_attempts=ATTEMPTS_MAX, backoff="100ms..1s")
@@ -33,7 +33,7 @@ def _end(ctx: Context) -> str:
 
 @app.task(retry=patient)
 async def beat(ctx: Context) -> str:
-    """What the schedules want."""
+    """Run as a scheduled job."""
     _begin(ctx)
     await asyncio.sleep(0.02)
     return _end(ctx)
@@ -49,7 +49,7 @@ async def breathe(ctx: Context, seconds: float = 0.05) -> str:
 
 @app.task(retry=patient)
 def labour(ctx: Context, seconds: float) -> str:
-    """Take a while, and say how far it is."""
+    """Take a while, and report progress."""
     _begin(ctx)
     for _ in ctx.track(range(10), "Working"):
         time.sleep(seconds / 10)
@@ -59,7 +59,7 @@ def labour(ctx: Context, seconds: float) -> str:
 
 @app.task(retry=patient)
 def errand(ctx: Context) -> str:
-    """Keep a step and enqueue a job, both of which are for ever once they are acknowledged."""
+    """Keep a step and enqueue a job, both of which are permanent once acknowledged."""
     _begin(ctx)
     step = ctx.once("draw", lambda: f"{ctx.attempt}/{os.getpid()}")
     trace_run(ctx, "kept", step)
@@ -70,12 +70,12 @@ def errand(ctx: Context) -> str:
 
 @app.task
 async def idle() -> None:
-    """Do nothing, for rows that nobody can read."""
+    """Do nothing, for unreadable rows."""
 
 
 @app.task(retry=patient)
 def harm(ctx: Context, what: str) -> str:
-    """Do harm to the process that the next job gets."""
+    """Damage the process that the next job uses."""
     _begin(ctx)
     _HARMS[what]()
     return _end(ctx)
@@ -96,7 +96,7 @@ HARMS = tuple(_HARMS)
 
 @app.task(retry=patient)
 async def harm_loop(ctx: Context, what: str) -> str:
-    """Do harm to the event loop that its neighbours use, too."""
+    """Damage the event loop that other jobs share."""
     _begin(ctx)
     loop = asyncio.get_running_loop()
     if what == "cancel":
@@ -110,8 +110,8 @@ async def harm_loop(ctx: Context, what: str) -> str:
 
 @app.task(retry=patient)
 def stumble(ctx: Context) -> str:
-    """Fail at first."""
+    """Fail in the first attempt that runs."""
     _begin(ctx)
-    if ctx.attempt == 1:
+    if is_first_run(ctx):
         raise RuntimeError("the first attempt fails")
     return _end(ctx)

@@ -1,4 +1,4 @@
-"""Real workers, real jobs, and questions about both that are answered by the database and by /proc."""
+"""Real workers, real jobs, and queries about both that the database and /proc answer."""
 
 import asyncio
 import contextlib
@@ -29,19 +29,20 @@ from headway.store.transaction import ConstraintViolated
 from tests.chaos.arena import environment
 from tests.chaos.ledger import query
 from tests.support import evidence
+from tests.support.processes import is_alive
 from tests.support.waiting import DEADLINE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 APP = "tests.chaos.worker_tasks:app"
 STOP_S_MAX = DEADLINE_S
-MANY_S_MAX = 2 * DEADLINE_S  # The safety net for hundreds of jobs.
+MANY_S_MAX = 2 * DEADLINE_S  # The timeout for hundreds of jobs.
 LOOK_EVERY_S = 0.05
-FULL = bool(os.environ.get("HEADWAY_CHAOS_FULL"))  # Longer torments, for whoever has the time.
+FULL = bool(os.environ.get("HEADWAY_CHAOS_FULL"))  # Whether to run longer tests.
 FINAL = ("COMPLETED", "FAILED", "TIMED_OUT", "CANCELLED")
 PR_SET_PDEATHSIG = 1
 
-# A worker that ends waits a second for its last writes and leaves. On a slow machine that is not enough for them, and
-# the leases have to run out. A test of what is written, not of the second, starts its workers with this program.
+# A worker that ends waits a second for its last writes. On a slow machine that is not enough, and the leases have
+# to expire. A test that needs the writes, and not the second, starts its workers with this program.
 UNHURRIED = """
 import headway.wiring.node
 from headway.cli import main
@@ -54,7 +55,7 @@ T = TypeVar("T")
 
 
 class LogPipe:
-    """The output of a worker: a small pipe that is copied to a file, unless it is clogged."""
+    """The output of a worker: a small pipe that is copied to a file, unless it is blocked."""
 
     def __init__(self, log: Path) -> None:
         ours, self.writable = os.pipe()
@@ -73,7 +74,7 @@ class LogPipe:
 
 @dataclass(slots=True)
 class Worker:
-    """One worker process; its children and everything they start carry its mark."""
+    """One worker process; its children and their subprocesses carry its marker."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -82,15 +83,15 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """The process id of the supervisor."""
+        """Return the process id of the supervisor."""
         return self.process.pid
 
     def family(self) -> set[int]:
-        """Return every process that the worker has started, directly or not, the supervisor left out."""
+        """Return every direct and indirect subprocess of the worker, without the supervisor."""
         return {pid for pid in marked(self.mark) if pid != self.pid}
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the supervisor alone."""
+        """Send a signal to the supervisor only."""
         self.process.send_signal(number)
 
     def wait(self, within_s: float = DEADLINE_S) -> int:
@@ -98,11 +99,11 @@ class Worker:
         return self.process.wait(within_s)
 
     def said(self, words: str) -> bool:
-        """Say whether these words are in its log."""
+        """Return whether these words are in its log."""
         return words.encode() in self.log.read_bytes()
 
     def is_running(self) -> bool:
-        """Say whether it has not ended."""
+        """Return whether it has not ended."""
         return self.process.poll() is None
 
 
@@ -122,27 +123,27 @@ class WorkerArena:
 
     @classmethod
     def on(cls, store: str, folder: Path, tasks: str = APP, *, shared: bool = False) -> "WorkerArena":
-        """Prepare a store and a folder for what happens there; `tasks` is the app that the workers run."""
+        """Prepare a store and a folder; `tasks` is the app that the workers run."""
         folder.mkdir(parents=True, exist_ok=True)
         asyncio.run(_migrate(store))
         return cls(store, folder, tasks, shared)
 
     @property
     def app(self) -> Headway:
-        """An app that enqueues, in this process; it knows no task."""
+        """Return an app that enqueues in this process; it registers no task."""
         if self._app is None:
             self._app = Headway(settings=Settings(store=self.store), name="client")
         return self._app
 
     @property
     def trace_file(self) -> Path:
-        """Where tasks note what they do."""
+        """Return the file to which tasks write what they do."""
         return self.folder / "trace"
 
     def start(
         self, *flags: str, role: str = "worker", is_ready: bool = True, is_piped: bool = False, **more: str
     ) -> Worker:
-        """Start a worker and wait until it can take jobs."""
+        """Start a worker and wait until it can claim jobs."""
         number = len(self.workers) + 1
         log = self.folder / f"{role}-{number}.log"
         mark = f"{self.folder}:{number}"
@@ -168,12 +169,12 @@ class WorkerArena:
         return worker
 
     def wait_ready(self, worker: Worker) -> None:
-        """Wait until the worker has said which tasks it knows."""
+        """Wait until the worker has registered its tasks."""
         wait_until(lambda: worker.said("starting") or not worker.is_running(), f"{worker.log.name} to be ready")
         assert worker.is_running(), worker.log.read_text()
 
     def freeze(self, worker: Worker) -> None:
-        """Stop a worker between two writes: in the middle of one it would keep a SQLite file locked for everybody."""
+        """Freeze a worker between two writes: within one it would keep a SQLite file locked."""
 
         def is_still() -> bool:
             worker.signal(signal.SIGSTOP)
@@ -185,7 +186,7 @@ class WorkerArena:
         wait_until(is_still, "the worker to pause between two writes", every_s=LOOK_EVERY_S)
 
     def stop(self) -> None:
-        """End every worker and whatever is left of it."""
+        """End every worker and its subprocesses."""
         for worker in self.workers:
             with contextlib.suppress(ProcessLookupError):
                 worker.process.send_signal(signal.SIGCONT)
@@ -211,7 +212,7 @@ class WorkerArena:
         return self.hand_in([self.app._job_by_name(task, args, options)[0] for args in arguments])
 
     def hand_in(self, jobs: list[NewJob]) -> list[str]:
-        """Enqueue jobs in one call; return their ids. A store that is too slow for the client is asked again."""
+        """Enqueue jobs in one call; return their ids. Retry if the store is too slow."""
         tries = itertools.count()
 
         def handed_in() -> list[str]:
@@ -220,15 +221,15 @@ class WorkerArena:
                 return [handle.id for handle in self.app.enqueue_jobs_sync(jobs)]
             except StoreUnavailable:
                 return []
-            except ConstraintViolated:  # The first time it was done, and the answer was lost.
+            except ConstraintViolated:  # The first call was committed, but its response was lost.
                 if not is_again:
                     raise
                 return [job.id for job in jobs]
 
-        return wait_for(handed_in, "the store to take jobs")
+        return wait_for(handed_in, "the store to accept jobs")
 
     def cancel(self, job_id: str, reason: str = "") -> None:
-        """Cancel a job. A store that is too slow for the client is asked again."""
+        """Cancel a job. Retry if the store is too slow."""
         tries = itertools.count()
 
         def cancelled() -> bool:
@@ -237,19 +238,19 @@ class WorkerArena:
                 self.app.cancel_sync(job_id, reason)
             except StoreUnavailable:
                 return False
-            except AlreadyFinal:  # The first time it was done, and the answer was lost.
+            except AlreadyFinal:  # The first call was committed, but its response was lost.
                 if not is_again:
                     raise
             return True
 
-        wait_for(cancelled, "the store to take a cancel")
+        wait_for(cancelled, "the store to accept a cancel")
 
     def sql(self, text: str) -> list[tuple[Any, ...]]:
-        """Read the database as anybody could."""
+        """Read the database with plain SQL."""
         return query(self.store, text) if self.store.startswith("sqlite") else self._execute(text)
 
     def write(self, text: str) -> None:
-        """Change the database behind everybody's back."""
+        """Change the database directly, without Headway."""
         if self.store.startswith("sqlite"):
             connection = sqlite3.connect(self.store.removeprefix("sqlite:///"), timeout=DEADLINE_S)
             with connection:
@@ -259,14 +260,14 @@ class WorkerArena:
             self._execute(text)
 
     def run_out(self, *job_ids: str) -> None:
-        """Have the leases on these jobs run out now, and the lease of whoever ends such attempts."""
+        """Expire the leases of these jobs now, and that of the housekeeping role."""
         self.write("update headway_leases set until = 1")
         self.write(
             f"update headway_jobs set lease_until = 1 where lease_until is not null and id in {_listed(job_ids)}"
         )
 
     def _execute(self, text: str) -> list[tuple[Any, ...]]:
-        """Run a statement on PostgreSQL, on the connection of the last one unless the server has been restarted."""
+        """Run a statement on PostgreSQL, on the last connection unless the server was restarted."""
         try:
             if self._connection is not None:
                 return _rows(self._connection, text)
@@ -291,7 +292,7 @@ class WorkerArena:
         return [(attempt, outcome) for attempt, outcome in self.sql(ended)]
 
     def outcomes(self, job_id: str) -> list[str]:
-        """Return how the attempts ended that count; a job may have been handed back before its turn came."""
+        """Return the outcomes of the attempts that count; a job may have been released before it began."""
         return [outcome for _, outcome in self.attempts(job_id) if outcome != "released"]
 
     def statuses(self, job_ids: Iterable[str]) -> dict[str, int]:
@@ -309,7 +310,7 @@ class WorkerArena:
         return wait_for(is_there, f"{job_id} to be {' or '.join(wanted)}", within_s, self.describe)
 
     def wait_final(self, job_ids: Sequence[str], within_s: float = DEADLINE_S) -> dict[str, int]:
-        """Wait until all these jobs have ended; return how."""
+        """Wait until all these jobs have ended; return their final states."""
 
         def all_ended() -> dict[str, int] | None:
             found = self.statuses(job_ids)
@@ -319,7 +320,7 @@ class WorkerArena:
         return wait_for(all_ended, f"{len(job_ids)} jobs to end", within_s, self.describe)
 
     def check_ended_once(self, job_ids: Iterable[str]) -> None:
-        """Check that each of these jobs has one end, and that its attempts tell the same story."""
+        """Check that each of these jobs has one end, and that its attempts are consistent with it."""
         wanted = set(job_ids)
         jobs = {
             job_id: (status, attempt, finished_at)
@@ -347,17 +348,17 @@ class WorkerArena:
     # --- what really ran
 
     def trace(self, word: str, job_id: str | None = None) -> list[list[str]]:
-        """Return the lines that tasks left, of one kind: job id, attempt, process id, and more."""
+        """Return the lines that tasks wrote, of one kind: job id, attempt, process id, and more."""
         return [line[1:] for line in self.lines(job_id) if line[0] == word]
 
     def lines(self, job_id: str | None = None) -> list[list[str]]:
-        """Return the lines that tasks left, of all kinds: the kind comes first."""
+        """Return the lines that tasks wrote, of all kinds: the kind comes first."""
         text = self.trace_file.read_text() if self.trace_file.exists() else ""
         lines = [line.split() for line in text.splitlines()]
         return [line for line in lines if job_id is None or line[1] == job_id]
 
     def wait_trace(self, word: str, job_id: str, count: int = 1, within_s: float = DEADLINE_S) -> list[list[str]]:
-        """Wait until a task has left so many lines."""
+        """Wait until a task has written some lines."""
 
         def enough() -> list[list[str]] | None:
             found = self.trace(word, job_id)
@@ -366,7 +367,7 @@ class WorkerArena:
         return wait_for(enough, f"{count} lines {word!r} of {job_id}", within_s, self.describe)
 
     def describe(self) -> str:
-        """Say which jobs have not ended, for whoever reads a failure. The logs of the workers are shown with it."""
+        """Return the jobs that have not ended, for the report of a failure. It also shows the logs of the workers."""
         try:
             jobs = self.sql(
                 "select id, task, status, attempt, failures, reason from headway_jobs "
@@ -380,7 +381,7 @@ class WorkerArena:
 def wait_for(
     look: Callable[[], T | None], what: str, within_s: float = DEADLINE_S, describe: Callable[[], str] = str
 ) -> T:
-    """Look again and again until there is something to see, and describe the rest where it does not come."""
+    """Poll until the condition is true, and describe the state on a timeout."""
     try:
         found = wait_until(look, what, within_s=within_s, every_s=LOOK_EVERY_S)
     except AssertionError as error:
@@ -389,16 +390,8 @@ def wait_for(
     return found
 
 
-def is_alive(pid: int | str) -> bool:
-    """Say whether a process exists and is not a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except (OSError, IndexError):
-        return False
-
-
 def marked(mark: str) -> set[int]:
-    """Return the living processes that were started with this mark in their environment."""
+    """Return the live processes that were started with this marker in their environment."""
     needle, found = f"ARENA={mark}".encode(), set()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
@@ -408,7 +401,7 @@ def marked(mark: str) -> set[int]:
 
 
 def everywhere(scenario: Callable[[WorkerArena], None], stores: dict[str, str], folder: Path) -> None:
-    """Play a scenario on all databases at the same time: it is mostly waiting."""
+    """Run a scenario on all databases at the same time: it mostly waits."""
 
     def play(name: str, store: str) -> None:
         arena = WorkerArena.on(store, folder / name)
@@ -441,13 +434,13 @@ def _rows(connection: "psycopg.Connection[tuple[Any, ...]]", text: str) -> list[
 
 
 def _listed(job_ids: Iterable[str]) -> str:
-    """Return ids as SQL has them after `in`."""
+    """Return ids as SQL for an `in` list."""
     return "(" + ", ".join(f"'{job_id}'" for job_id in job_ids) + ")"
 
 
 def _can_be_written(file: str) -> bool:
-    """Say whether nobody keeps a SQLite file locked for longer than a write takes."""
-    # short: the caller asks again.
+    """Return whether a SQLite file is not locked for longer than a write takes."""
+    # short: the caller retries.
     connection = sqlite3.connect(file, timeout=2, isolation_level=None)
     try:
         connection.execute("begin immediate")
@@ -460,6 +453,6 @@ def _can_be_written(file: str) -> bool:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel end the worker should the tests be killed."""
+    """Let the kernel end the worker if the tests are killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,6 +1,6 @@
 """An app whose tasks misbehave in every way that a worker has to survive.
 
-Each task that runs leaves a line in the file TRACE, so that tests see what really ran, whatever the store says.
+Each task writes a line to the file TRACE, so that tests see what really ran, whatever the store says.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ SLEEPER = ["sleep", "600"]
 
 
 def trace(*words: object) -> None:
-    """Leave a line behind, in one write."""
+    """Append a line in one write."""
     path = os.environ.get("TRACE")
     if path:
         with open(path, "a", encoding="utf-8") as file:
@@ -32,8 +32,17 @@ def trace(*words: object) -> None:
 
 
 def trace_run(ctx: Context, word: str, *more: object) -> None:
-    """Say what a job is at, and in which process."""
+    """Record what a job does, and in which process."""
     trace(word, ctx.job_id, ctx.attempt, os.getpid(), *more)
+
+
+def is_first_run(ctx: Context) -> bool:
+    """Return whether no earlier attempt ran; the first attempt may have been handed back before it began."""
+    path = f"{os.environ['TRACE']}.{ctx.job_id}"
+    with contextlib.suppress(FileExistsError), open(path, "x", encoding="utf-8") as file:
+        file.write(str(ctx.attempt))
+    with open(path, encoding="utf-8") as file:
+        return file.read() == str(ctx.attempt)
 
 
 @app.task
@@ -48,7 +57,7 @@ async def nothing_async() -> None:
 
 @app.task
 def short(seconds: float = 0.02) -> int:
-    """Take a moment."""
+    """Run for a moment."""
     time.sleep(seconds)
     return os.getpid()
 
@@ -62,9 +71,9 @@ async def rest(seconds: float) -> float:
 
 @app.task
 def sit(ctx: Context, seconds: float, only_first: bool = False) -> int:
-    """Take a while; with `only_first`, only in the first attempt."""
+    """Run for a while; with `only_first`, only in the first attempt that runs."""
     trace_run(ctx, "begin")
-    if ctx.attempt == 1 or not only_first:
+    if is_first_run(ctx) or not only_first:
         time.sleep(seconds)
     trace_run(ctx, "end")
     return ctx.attempt
@@ -72,9 +81,10 @@ def sit(ctx: Context, seconds: float, only_first: bool = False) -> int:
 
 @app.task
 def hold(ctx: Context, until: str, only_first: bool = False) -> int:
-    """Take until a file exists; with `only_first`, only in the first attempt."""
+    """Run until a file exists; with `only_first`, only in the first attempt that runs."""
     trace_run(ctx, "begin")
-    while not os.path.exists(until) and (ctx.attempt == 1 or not only_first):
+    is_held = is_first_run(ctx) or not only_first
+    while is_held and not os.path.exists(until):
         time.sleep(0.02)
     trace_run(ctx, "end")
     return ctx.attempt
@@ -82,16 +92,16 @@ def hold(ctx: Context, until: str, only_first: bool = False) -> int:
 
 @app.task
 async def hold_async(until: str) -> None:
-    """Take until a file exists, on the loop."""
+    """Run until a file exists, on the loop."""
     while not os.path.exists(until):  # noqa: ASYNC240 - it takes microseconds
         await asyncio.sleep(0.05)
 
 
 @app.task(timeout="10m")
 def stale(ctx: Context, marker: str) -> str:
-    """In the first attempt: wait for the marker, then write everything that an attempt can write. Else: return."""
+    """Return; but the first attempt that runs waits for the marker, then writes everything that it can."""
     trace_run(ctx, "begin")
-    if ctx.attempt > 1:
+    if not is_first_run(ctx):
         return "second"
     ctx.progress(10, "first")
     while not os.path.exists(marker):
@@ -114,14 +124,14 @@ def stale(ctx: Context, marker: str) -> str:
 
 @app.task(retry=QUICKLY)
 def crash(ctx: Context, how: str) -> None:
-    """Take the process down."""
+    """Crash the process."""
     trace_run(ctx, "begin", how)
     _crash(how)
 
 
 @app.task(retry=QUICKLY)
 async def crash_async(how: str) -> None:
-    """Take the process of the loop down, and everybody in it."""
+    """Crash the process of the loop, with all jobs in it."""
     await asyncio.sleep(0.3)
     _crash(how)
 
@@ -145,8 +155,8 @@ def _crash(how: str) -> None:
 
 @app.task
 def hold_gil(ctx: Context, until: str) -> int:
-    """Hold the interpreter until somebody writes to a pipe, without burning a core."""
-    pipe = os.open(until, os.O_RDWR)  # Also for writing, so that it does not end before somebody has written.
+    """Hold the interpreter until the test writes to a pipe, without using a core."""
+    pipe = os.open(until, os.O_RDWR)  # Also for writing, so that there is no early end of file.
     trace_run(ctx, "begin")
     while ctypes.PyDLL(None).read(pipe, ctypes.create_string_buffer(1), 1) < 1:
         pass
@@ -155,23 +165,23 @@ def hold_gil(ctx: Context, until: str) -> int:
 
 @app.task(timeout="1s", retry=Retry(max_attempts=1))
 def catastrophic(ctx: Context) -> None:
-    """Hold the interpreter for ever, in one call that does not look for signals either."""
+    """Hold the interpreter for ever, in one call that does not check for signals."""
     trace_run(ctx, "begin")
-    mutex = ctypes.create_string_buffer(64)  # Zeros are a mutex that nobody has locked.
+    mutex = ctypes.create_string_buffer(64)  # Zeros are an unlocked mutex.
     for _ in range(2):
         ctypes.PyDLL(None).pthread_mutex_lock(mutex)
 
 
 @app.task(timeout="1s", retry=Retry(max_attempts=1))
 def backtracking(ctx: Context) -> None:
-    """Hold the interpreter for years, in one call that looks for signals now and then."""
+    """Hold the interpreter for years, in one call that checks for signals now and then."""
     trace_run(ctx, "begin")
     re.match(r"(a+)+$", "a" * 60 + "b")
 
 
 @app.task
 def stubborn(ctx: Context) -> None:
-    """Ignore everything that can be ignored."""
+    """Ignore every signal and exception that can be ignored."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     trace_run(ctx, "begin")
     while True:
@@ -181,7 +191,7 @@ def stubborn(ctx: Context) -> None:
 
 @app.task(isolation="thread")
 def stubborn_thread(ctx: Context) -> None:
-    """Ignore being asked, in a thread."""
+    """Ignore a stop request, in a thread."""
     trace_run(ctx, "begin")
     while True:
         time.sleep(0.05)
@@ -189,7 +199,7 @@ def stubborn_thread(ctx: Context) -> None:
 
 @app.task
 async def stubborn_async(ctx: Context) -> None:
-    """Ignore being cancelled, on the loop."""
+    """Ignore a cancellation, on the loop."""
     trace_run(ctx, "begin")
     while True:
         with contextlib.suppress(asyncio.CancelledError):
@@ -201,7 +211,7 @@ ONE_TIMEOUT = Retry(max_attempts=3, backoff="100ms", retry_timeouts=False)
 
 @app.task(timeout="1s", retry=ONE_TIMEOUT)
 async def torn_async(ctx: Context) -> None:
-    """Raise something else when stopped, on the loop."""
+    """Raise another exception when stopped, on the loop."""
     trace_run(ctx, "begin")
     try:
         await asyncio.Event().wait()
@@ -211,7 +221,7 @@ async def torn_async(ctx: Context) -> None:
 
 @app.task(timeout="1s", retry=ONE_TIMEOUT)
 def torn(ctx: Context, starts: bool = False) -> None:
-    """Raise something else when stopped, by a signal; perhaps with a process left."""
+    """Raise another exception when stopped by a signal; optionally leave a process behind."""
     more = [subprocess.Popen(SLEEPER).pid] if starts else []
     trace_run(ctx, "begin", *more)
     try:
@@ -222,14 +232,14 @@ def torn(ctx: Context, starts: bool = False) -> None:
 
 @app.task(timeout="1s", retry=ONE_TIMEOUT)
 async def plain_async(ctx: Context) -> None:
-    """Stop when asked."""
+    """Stop on request."""
     trace_run(ctx, "begin")
     await asyncio.Event().wait()
 
 
 @app.task(timeout="1s", retry=ONE_TIMEOUT)
 async def unmoved(ctx: Context) -> str:
-    """Swallow being asked to stop, and return what was done."""
+    """Swallow the stop request, and return a result."""
     trace_run(ctx, "begin")
     try:
         await asyncio.Event().wait()
@@ -240,7 +250,7 @@ async def unmoved(ctx: Context) -> str:
 
 @app.task
 def checking(ctx: Context) -> None:
-    """Look now and then whether to stop."""
+    """Check now and then whether to stop."""
     trace_run(ctx, "begin")
     try:
         while True:
@@ -252,7 +262,7 @@ def checking(ctx: Context) -> None:
 
 @app.task(isolation="thread")
 def tracking(ctx: Context) -> None:
-    """Go through items that never end."""
+    """Track an endless iterable."""
     trace_run(ctx, "begin")
     for _ in ctx.track(itertools.count(), "Counting"):
         time.sleep(0.01)
@@ -260,7 +270,7 @@ def tracking(ctx: Context) -> None:
 
 @app.task
 async def awaiting(ctx: Context) -> None:
-    """Await something that never comes."""
+    """Await something that never happens."""
     trace_run(ctx, "begin")
     try:
         await asyncio.Event().wait()
@@ -270,7 +280,7 @@ async def awaiting(ctx: Context) -> None:
 
 @app.task
 def logging_without_end(ctx: Context) -> None:
-    """Write more lines than anybody reads, and never look up."""
+    """Log endlessly, without checking for a stop."""
     trace_run(ctx, "begin")
     while True:
         ctx.log("x" * 200)
@@ -278,7 +288,7 @@ def logging_without_end(ctx: Context) -> None:
 
 @app.task
 def parent_of_many(ctx: Context, then: str = "wait") -> None:
-    """Start processes that try to get away: in the group, in a session of their own, twice forked."""
+    """Start processes that try to escape: in the group, in their own session, forked twice."""
     children = [subprocess.Popen(SLEEPER), subprocess.Popen(SLEEPER, start_new_session=True)]
     double = subprocess.run(
         ["sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & echo $!"], capture_output=True, text=True, check=True
@@ -294,7 +304,7 @@ def parent_of_many(ctx: Context, then: str = "wait") -> None:
 
 @app.task
 def flood(ctx: Context, lines: int, calls: int) -> None:
-    """Say far too much, then fail."""
+    """Log far too much, then fail."""
     for number in range(lines):
         ctx.log(f"line {number:09} {'x' * 40}")
     for number in range(calls):
@@ -305,7 +315,7 @@ def flood(ctx: Context, lines: int, calls: int) -> None:
 
 @app.task
 def murmur(ctx: Context, lines: int, until: str = "/") -> None:
-    """Say next to nothing, far too often, and stay until a file exists."""
+    """Log very short lines far too often, and run until a file exists."""
     trace_run(ctx, "begin")
     for _ in range(lines):
         ctx.log("y")
@@ -334,19 +344,19 @@ def shout(lines: int) -> None:
 
 @app.task(retry=QUICKLY)
 def steps_once(ctx: Context, how: str = "kill") -> list[int]:
-    """Do two steps once each, and die between them in the first attempt."""
+    """Do two steps once each, and crash between them in the first attempt that runs."""
     first = ctx.once("first", _traced, ctx, 1)
-    if ctx.attempt == 1:
+    if is_first_run(ctx):
         _crash(how)
     return [first, ctx.once("second", _traced, ctx, 2)]
 
 
 @app.task(retry=QUICKLY)
 async def steps_once_async(ctx: Context) -> list[int]:
-    """Do a step once, and bring down the loop with all neighbours in the first attempt."""
+    """Do a step once, and crash the loop with all jobs in the first attempt that runs."""
     first = await ctx.once("first", _traced_async, ctx, 1)
     trace_run(ctx, "kept", first)
-    if ctx.attempt == 1:
+    if is_first_run(ctx):
         await asyncio.sleep(0.5)
         os._exit(1)
     return [first, await ctx.once("second", _traced_async, ctx, 2)]
@@ -363,13 +373,13 @@ async def _traced_async(ctx: Context, number: int) -> int:
 
 @app.task(retry=Retry(max_attempts=3, backoff="100ms", retry_on=OSError, give_up_on=ConnectionError))
 def picky(ctx: Context, kind: str) -> int:
-    """Raise what is worth a retry, what is not, and signals."""
+    """Raise retryable and final exceptions, and signals."""
     trace_run(ctx, "begin", kind)
-    if kind == "later" and ctx.attempt == 1:
+    if kind == "later" and is_first_run(ctx):
         raise Retry(after="1s", reason="not yet")
     if kind == "cancel":
         raise Cancel("nothing to do")
-    if kind == "os" and ctx.attempt == 1:
+    if kind == "os" and is_first_run(ctx):
         raise OSError("once")
     if kind == "connection":
         raise ConnectionResetError("for good")
@@ -380,21 +390,21 @@ def picky(ctx: Context, kind: str) -> int:
 
 @app.task(retry=QUICKLY)
 async def cancels_itself(ctx: Context) -> None:
-    """Let a cancellation out that nobody asked for."""
+    """Raise a cancellation that was not requested."""
     trace_run(ctx, "begin")
     raise asyncio.CancelledError
 
 
 @app.task(memory="256MB", retry=Retry(max_attempts=1))
 def hungry(ctx: Context) -> int:
-    """Want more memory than allowed."""
+    """Use more memory than allowed."""
     trace_run(ctx, "begin")
     return len(bytearray(1 << 30))
 
 
 @app.task
 def crowd(ctx: Context, jobs: int) -> list[int]:
-    """Enqueue very many jobs at once, and again; say how many there are."""
+    """Enqueue very many jobs at once, and again; return their number."""
     rows = [{"seconds": n} for n in range(jobs)]
     options: dict[str, Any] = {"key": "crowd:{seconds}", "tenant": "tenant-{seconds}", "queue": "crowd"}
     options["priority"] = lambda row: row["seconds"] % 10
@@ -411,20 +421,20 @@ async def fan_out(ctx: Context, jobs: int) -> list[str]:
 
 @app.task(isolation="thread")
 def in_thread(ctx: Context) -> list[Any]:
-    """Say where it runs."""
+    """Return where it runs."""
     return [os.getpid(), ctx.token, ctx.queue]
 
 
 @app.task(isolation="process")
 async def in_process(ctx: Context) -> list[Any]:
-    """Say where it runs."""
+    """Return where it runs."""
     await asyncio.sleep(0)
     return [os.getpid(), ctx.token, ctx.queue]
 
 
 @app.task
 def talking(ctx: Context, until: str) -> int:
-    """Say all the time which attempt this is, in every way there is."""
+    """Report the number of the attempt all the time, in every possible way."""
     trace_run(ctx, "begin")
     for number in itertools.count(1):
         trace_run(ctx, "said", number)
@@ -439,7 +449,7 @@ def talking(ctx: Context, until: str) -> int:
 
 @app.task
 def lingering(ctx: Context, seconds: float = 1.2) -> None:
-    """Take longer than the interval of its schedule, and notice being replaced."""
+    """Run longer than the interval of its schedule, and notice its replacement."""
     trace(f"begin-{ctx.occurrence.schedule if ctx.occurrence else ''}", ctx.job_id, ctx.attempt, time.monotonic())
     try:
         for _ in range(round(seconds / 0.02)):
@@ -458,5 +468,5 @@ if os.environ.get("WITH_LATECOMER"):
 
     @app.task
     def latecomer() -> str:
-        """Be known only to a newer version of this app."""
+        """Exist only in a newer version of this app."""
         return "here"

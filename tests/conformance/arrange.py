@@ -1,4 +1,4 @@
-"""Jobs and schedules in the state that a test wants, reached by legal verbs only."""
+"""Bring jobs and schedules into the state that a test needs, through the public verbs only."""
 
 import itertools
 from typing import Any
@@ -30,7 +30,7 @@ _numbers = itertools.count(1)
 
 
 def new_job(**options: Any) -> NewJob:
-    """Make a job with an id that sorts by the order of the calls."""
+    """Create a job whose id sorts by the order of the calls."""
     return NewJob(**{"id": f"job_{next(_numbers):026d}", "task": "report", **options})
 
 
@@ -46,7 +46,7 @@ async def claim_one(store: Store, queue: str = "default") -> Claimed:
 
 
 def attempt_of(job: Job | Claimed) -> Attempt:
-    """Return what the worker knows of the attempt that it claimed."""
+    """Return the attempt as its worker knows it."""
     return Attempt(
         job_id=job.id,
         attempt=job.attempt,
@@ -62,14 +62,14 @@ async def end(store: Store, job: Job | Claimed, outcome: AttemptOutcome) -> froz
 
 
 async def run_one(store: Store, outcome: AttemptOutcome | None = None, queue: str = "default") -> Claimed:
-    """Claim one job and settle it; return it as it was claimed."""
+    """Claim one job and settle it; return it as claimed."""
     job = await claim_one(store, queue)
     assert not await end(store, job, outcome or Succeeded())
     return job
 
 
 async def lose(backend: Backend, times: int = 1) -> None:
-    """Let the worker of the running job be lost so often; in between the job is claimed again."""
+    """Lose the worker of the running job several times; the job is claimed again in between."""
     for left in reversed(range(times)):
         await backend.advance(LEASE + SECOND)
         assert len(await backend.store.housekeeping.expire(10)) == 1
@@ -80,7 +80,7 @@ async def lose(backend: Backend, times: int = 1) -> None:
 
 
 async def _claim_elsewhere(backend: Backend, node: str) -> None:
-    """Have another worker claim the only ready job, also where it has to run apart."""
+    """Claim the only ready job with another worker, even if the job has to run alone."""
     store = backend.store
     if not await store.work.claim("default", node=node, lease=LEASE, limit=1):
         [row] = await backend.sql("select id from headway_jobs where status = 'PENDING'")
@@ -88,7 +88,7 @@ async def _claim_elsewhere(backend: Backend, node: str) -> None:
 
 
 async def bring_to(store: Store, status: Status) -> str:
-    """Make a job and bring it to a status, in a queue of its own; return its id."""
+    """Create a job in a queue of its own and bring it to a status; return its id."""
     queue = f"queue-{next(_numbers)}"
     options: dict[str, Any] = {"queue": queue, "max_attempts": 3}
     match status:
@@ -119,17 +119,17 @@ async def bring_to(store: Store, status: Status) -> str:
 
 
 def spec(trigger: Trigger | str = "1s", **options: Any) -> ScheduleSpec:
-    """Make a spec; a text is the interval of a fixed rate."""
+    """Create a spec; a text is the interval of a fixed rate."""
     return ScheduleSpec.build(task="report", trigger=Every(trigger) if isinstance(trigger, str) else trigger, **options)
 
 
 def after(delay: str = "10s", **options: Any) -> ScheduleSpec:
-    """Make a spec with a fixed delay."""
+    """Create a spec with a fixed delay."""
     return spec(After(delay), **options)
 
 
 async def due_plans(store: Store, limit: int = 1_000) -> list[Plan]:
-    """Read what is due and plan it, as the scheduler does."""
+    """Read and plan what is due, as the scheduler does."""
     due = await store.ledger.due(EVERYTHING, limit)
     return [plan(schedule, due.now, live) for schedule, live in due.schedules]
 
@@ -143,5 +143,5 @@ async def decide(store: Store) -> list[Plan]:
 
 
 def plan_at(schedule: Schedule, now: Instant, live: LiveJobs | None = None) -> Plan:
-    """Plan one schedule as if that were the time and these the live jobs."""
+    """Plan one schedule for a given time and given live jobs."""
     return plan(schedule, now, live or LiveJobs())

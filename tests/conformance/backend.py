@@ -1,11 +1,11 @@
-"""A database under test: stores on it, a clock that tests can move, and plain SQL beside the store.
+"""A database under test: stores on it, a clock that tests can advance, and plain SQL beside the store.
 
-The clock belongs to the database, as in production, so no test has to sleep. It begins at `START` and goes on so slowly
-that no test notices how long it takes itself, also not on a machine that stops for half a minute: what passes is what
-the test lets pass. SQLite takes its time from a function that is handed in; `stepping` goes on by a step with each
-statement. On PostgreSQL a schema that comes before pg_catalog in the search path has a `statement_timestamp()` of its
-own; it divides what has passed since the tests began, and adds what is in a table of one row. The clock of the process
-agrees with that of the database, as it does in production.
+The clock belongs to the database, as in production, so no test has to sleep. It starts at `START` and runs so slowly
+that the duration of a test does not matter, even if the machine stalls for half a minute: only what the test advances
+counts. SQLite gets its time from a function; `stepping` advances by one step with each statement. On PostgreSQL, a
+schema that precedes pg_catalog in the search path has its own `statement_timestamp()`, which divides the time since the
+tests began and adds the value in a one-row table. The clock of the process agrees with that of the database, as in
+production.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ from headway.store.transaction import Begin, Transaction, call
 from tests.simulation.stage import migrated
 from tests.support.waiting import DEADLINE_S, async_wait_until
 
-# Far from the end of a day, a month and a year. Triggers and views of SQLite know no other time than that of the
-# system; what they write must be over by our time, whenever and however long the tests run.
+# Far from the end of a day, a month and a year. Triggers and views of SQLite only know the system time;
+# what they write must lie in the past of the test clock, whenever and however long the tests run.
 START = parse_instant("2127-06-16T09:00:00Z")
-STEP: Duration = 100  # So long does a statement take on SQLite.
-SLOWER = 20  # By so much is time slower on PostgreSQL. Two statements in turn still have different times.
+STEP: Duration = 100  # The duration of a statement on SQLite.
+SLOWER = 20  # How much slower time runs on PostgreSQL. Two consecutive statements still have different times.
 BEGAN = wall_now()
 
 CLOCK_SCHEMA = f"""
@@ -49,12 +49,12 @@ SEARCH_PATH = "?search_path=headway_clock,pg_catalog,public"
 
 
 def stepping() -> Callable[[], Instant]:
-    """Return a clock that goes on by a step whenever it is read."""
+    """Return a clock that advances by a step whenever it is read."""
     return itertools.count(START + STEP, STEP).__next__
 
 
 class Backend:
-    """One database of one test. `store` is open; `another()` opens further ones, each with connections of its own."""
+    """The database of one test. `store` is open; `another()` opens more stores, each with its own connections."""
 
     name: str
     store: Store
@@ -67,15 +67,15 @@ class Backend:
         self.store = self._keep(await self._open("node-1"))
 
     async def another(self, node: str = "node-2") -> Store:
-        """Open a store on connections of its own, as another process would."""
+        """Open a store with its own connections, as another process would."""
         return self._keep(await self._open(node))
 
     async def advance(self, duration: Duration) -> None:
-        """Move the clock of the database."""
+        """Advance the clock of the database."""
         raise NotImplementedError
 
     async def sql(self, text: str) -> list[dict[str, Any]]:
-        """Run plain SQL, committed by itself, as a person with a database client would."""
+        """Run plain SQL in its own transaction, as a person with a database client would."""
         raise NotImplementedError
 
     async def now(self) -> Instant:
@@ -98,7 +98,7 @@ class Backend:
         return number
 
     async def is_held_up(self) -> bool:
-        """Say whether somebody waits for a lock that somebody else has."""
+        """Return whether a session waits for a lock that another one holds."""
         raise NotImplementedError
 
     async def close(self) -> None:
@@ -125,15 +125,15 @@ class SqliteBackend(Backend):
 
     @property
     def is_shared(self) -> bool:
-        """Say whether a second connection can reach the database."""
+        """Return whether a second connection can reach the database."""
         return self.path != ":memory:"
 
     async def advance(self, duration: Duration) -> None:
-        """Move the clock."""
+        """Advance the clock."""
         self._shift += duration
 
     async def sql(self, text: str) -> list[dict[str, Any]]:
-        """Run plain SQL; in memory there is only the store's own connection to run it on."""
+        """Run plain SQL; in memory, on the store's only connection."""
         driver = self.store.driver
         assert isinstance(driver, SqliteDriver)
         if self.is_shared:
@@ -144,10 +144,10 @@ class SqliteBackend(Backend):
         return await driver._hop(lambda: _dicts(driver._connection.raw.execute(text)))
 
     async def is_held_up(self) -> bool:
-        """Say so after a moment: nobody can be asked, and every writer should wait for the one that has begun.
+        """Return true after a moment: SQLite cannot be asked, and every writer has to wait for the one that has begun.
 
-        The fixed time can only make a test weaker on a slow machine: a writer that did not have to wait would still be
-        under way then, and would not be noticed.
+        The fixed time can only weaken a test on a slow machine: a writer that did not have to wait would still be
+        running, and would not be noticed.
         """
         await asyncio.sleep(0.1)
         return True
@@ -167,7 +167,7 @@ class SqliteBackend(Backend):
 
 
 class PostgresBackend(Backend):
-    """A copy of a migrated database, with a clock that can be moved."""
+    """A copy of a migrated database, with a clock that can be advanced."""
 
     is_shared = True
 
@@ -179,12 +179,12 @@ class PostgresBackend(Backend):
         self._shift: Duration = 0
 
     async def advance(self, duration: Duration) -> None:
-        """Move the clock."""
+        """Advance the clock."""
         await self.sql(f"update headway_clock.shift set by = by + {duration}")
         self._shift += duration
 
     async def sql(self, text: str) -> list[dict[str, Any]]:
-        """Run plain SQL on a connection of its own."""
+        """Run plain SQL on its own connection."""
         if self._side is None:
             self._side = await asyncpg.connect(self.url, timeout=DEADLINE_S)
             self._stack.push_async_callback(self._side.close)
@@ -203,15 +203,15 @@ class PostgresBackend(Backend):
 
 
 def _clock(node: str, now: Callable[[], Instant]) -> Clock:
-    """Make the clock of a process that goes as fast as that of the database."""
+    """Create a process clock that runs as fast as that of the database."""
     return Clock(node=node, wall=now, monotonic=lambda: (now() - START) / SECOND)
 
 
 class Interrupted:
-    """A transaction of another process that is held up after one of its statements, while the test acts.
+    """A transaction of another process that pauses after one of its statements while the test acts.
 
-    Runs on a thread with an event loop of its own. Whoever has to wait for it (for a row that it has locked) is not
-    waited for: the transaction goes on then, as every process does in the end.
+    It runs on a thread with its own event loop. If the test's action has to wait for a row lock of the transaction, the
+    transaction continues, as every process does in the end.
     """
 
     def __init__(self, backend: Backend, begin: Begin[Any], *, after: str) -> None:
@@ -232,11 +232,11 @@ class Interrupted:
         await asyncio.gather(*self._acts)
 
     async def act(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Do something in between, to its end or until it has to wait for the transaction."""
+        """Run an action meanwhile, to its end or until it has to wait for the transaction."""
         task = asyncio.create_task(work)
         self._acts.append(task)
-        await asyncio.sleep(0)  # It begins.
-        await async_wait_until(self._has_acted(task), "an act to end, or to wait for the transaction")
+        await asyncio.sleep(0)  # Let it start.
+        await async_wait_until(self._has_acted(task), "an action to end, or to wait for the transaction")
 
     def _has_acted(self, task: "asyncio.Task[Any]") -> Callable[[], Awaitable[bool]]:
         async def look() -> bool:
@@ -266,7 +266,7 @@ class Interrupted:
 
 
 async def make_template(url: str) -> None:
-    """Migrate a database that copies are made of, and give it a clock that can be moved."""
+    """Migrate the database that serves as template, and give it a clock that can be advanced."""
     driver = PostgresDriver(url)
     await migrate(driver)
     await driver.close()
@@ -281,7 +281,7 @@ def _dicts(cursor: sqlite3.Cursor) -> list[dict[str, Any]]:
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what differs between two readings of one row."""
+    """Return the differences between two readings of one row."""
     return {name: value for name, value in after.items() if before[name] != value}
 
 

@@ -1,4 +1,4 @@
-"""Every test of this folder runs on SQLite in memory, SQLite in a file and PostgreSQL, and expects the same of each."""
+"""Run every test of this folder on SQLite in memory, SQLite in a file and PostgreSQL, with the same expectations."""
 
 import asyncio
 import itertools
@@ -22,16 +22,16 @@ ALL = ["sqlite-memory", *SHARED]
 
 @pytest.fixture(scope="session")
 def postgres_databases(postgres_server: PostgresServer) -> "Databases":
-    """Migrated databases; one that a test is done with is emptied and used again, which is faster than a new copy."""
+    """Provide migrated databases; they are emptied and reused, which is faster than a new copy."""
     url = postgres_server.create_database()
-    with ThreadPoolExecutor(1) as thread:  # The fixture may be asked for while a loop runs here.
+    with ThreadPoolExecutor(1) as thread:  # The fixture may be requested while an event loop runs here.
         thread.submit(asyncio.run, make_template(url)).result(timeout=DEADLINE_S)
     return Databases(postgres_server, url)
 
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have stores wait as long as the machine needs. A test of giving up sets its own bounds."""
+    """Raise the store's timeouts, so that no test depends on the machine. Tests of timeouts set their own."""
     for module, names in (
         (sqlite, ("STATEMENT_S_MAX", "BUSY_S_MAX")),
         (postgres, ("STATEMENT_S_MAX", "IDLE_S_MAX", "PROBE_S_MAX", "CLOSE_S_MAX")),
@@ -43,26 +43,26 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=ALL)
 async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Backend]:
-    """A database of this test's own."""
+    """Provide a database for one test."""
     async with _opened(request, tmp_path) as backend:
         yield backend
 
 
 @pytest.fixture(params=SHARED)
 async def shared(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Backend]:
-    """A database that several connections can reach, for races: `another()` opens a second store on it."""
+    """Provide a database that several connections can reach, for races: `another()` opens a second store on it."""
     async with _opened(request, tmp_path) as backend:
         yield backend
 
 
 @pytest.fixture
 def store(backend: Backend) -> Store:
-    """The store of `backend`."""
+    """Return the store of `backend`."""
     return backend.store
 
 
 class Databases:
-    """Copies of a template, in turn."""
+    """Copies of a template, reused in turn."""
 
     def __init__(self, server: PostgresServer, template: str) -> None:
         self._server = server
@@ -71,7 +71,7 @@ class Databases:
         self._numbers = itertools.count(1)
 
     def take(self) -> str:
-        """Return the address of an empty database."""
+        """Return the URL of an empty database."""
         if self._free:
             return self._free.pop()
         name = f"conformance_{next(self._numbers)}"
@@ -81,7 +81,7 @@ class Databases:
         return self._server.url(name)
 
     def give_back(self, url: str) -> None:
-        """Empty a database for the next test, or drop it when somebody still holds on to it."""
+        """Empty a database for the next test, or drop it if a connection is still open."""
         try:
             with psycopg.connect(url, autocommit=True, connect_timeout=60) as connection:
                 connection.execute("set lock_timeout = '2s'")
@@ -92,11 +92,11 @@ class Databases:
             self._free.append(url)
 
     def drop(self, url: str) -> None:
-        """Drop a database that is not fit for another test."""
+        """Drop a database that cannot be reused."""
         self._server.drop(url)
 
 
-# The audit log refuses to be emptied, so its triggers are switched off for this connection.
+# The audit log rejects deletions, so this connection disables its triggers.
 EMPTY = """
 set session_replication_role = replica;
 truncate headway_schedules, headway_revisions, headway_occurrences, headway_jobs, headway_attempts, headway_events,

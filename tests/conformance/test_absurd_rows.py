@@ -1,4 +1,4 @@
-"""One absurd row, written by hand, stops no verb: it is parked, or goes its way, and the others go on."""
+"""A nonsensical row, written by hand, blocks no verb: it is parked or processed, and other rows are unaffected."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ ABSURD = [
     *((column, str(value)) for column in (*TIMES, *NUMBERS) for value in BIG),
     *((column, LONG) for column in TEXTS),
 ]
-# What only SQLite keeps in such a column.
+# Values that only SQLite accepts in such a column.
 ANYTHING = [
     (column, value)
     for column in (*COUNTS, *TIMES, "version", "log_bytes", "apart_for", "args", "metadata", "reason")
@@ -37,7 +37,7 @@ async def _spoil(backend: Backend, job_id: str, column: str, value: str) -> None
 
 
 class Verbs:
-    """What happens to a good and an absurd job, side by side."""
+    """Applies verbs to a valid and a nonsensical job side by side."""
 
     def __init__(self, backend: Backend, column: str, value: str) -> None:
         self.backend = backend
@@ -45,7 +45,7 @@ class Verbs:
         self.column, self.value = column, value
 
     async def pair(self, name: str, **options: Any) -> tuple[str, str]:
-        """Enqueue two jobs into a queue of their own; the absurd one comes first."""
+        """Enqueue two jobs into a queue of their own; the nonsensical one comes first."""
         bad = await enqueue(self.backend.store, queue=name, max_attempts=3, **options)
         good = await enqueue(self.backend.store, queue=name, max_attempts=3, **options)
         return bad, good
@@ -58,7 +58,7 @@ class Verbs:
         return {job.id: job for job in jobs}
 
     async def ready(self) -> None:
-        """A job that is ready is taken, and run or parked; and once more when it was parked."""
+        """Claim a ready job, and run or park it; repeat if it was parked."""
         name = f"ready {self.column} {self.value[:9]}"
         bad, good = await self.pair(name)
         await self.spoil(bad)
@@ -78,7 +78,7 @@ class Verbs:
         assert (await self.backend.job(good))["status"] == "COMPLETED"
 
     async def waiting(self) -> None:
-        """Promotion goes on."""
+        """Promote waiting jobs."""
         name = f"waiting {self.column} {self.value[:9]}"
         bad, good = await self.pair(name, delay=SECOND)
         await self.spoil(bad)
@@ -90,7 +90,7 @@ class Verbs:
         await self.store.queue.cancel(good, author="ann")
 
     async def running(self) -> None:
-        """Leases are extended, reports written, strays returned, dead workers' jobs rescued."""
+        """Extend leases, write reports, release strays, rescue the jobs of dead workers."""
         name = f"running {self.column} {self.value[:9]}"
         bad, good = await self.pair(name)
         jobs = await self.claim(name)
@@ -113,7 +113,7 @@ class Verbs:
         await self.backend.sql(f"delete from headway_jobs where id in ('{bad}', '{good}')")
 
     async def ended(self) -> None:
-        """What has ended is listed, retried and pruned; what waits too long is ended."""
+        """List, retry and prune ended jobs; end jobs that wait too long."""
         name = f"ended {self.column} {self.value[:9]}"
         bad, good = await self.pair(name, expires=HOUR)
         await self.spoil(bad)
@@ -137,7 +137,7 @@ class Verbs:
 
 
 @pytest.mark.parametrize("verb", ["ready", "waiting", "running", "ended"])
-async def test_an_absurd_row_stops_no_verb(backend: Backend, verb: str) -> None:
+async def test_nonsensical_row_blocks_no_verb(backend: Backend, verb: str) -> None:
     rows = [*ABSURD, *(ANYTHING if backend.name.startswith("sqlite") else [])]
     for column, value in rows:
         try:

@@ -1,4 +1,4 @@
-"""After each commit it is told which jobs are ready now, whoever made them so; nothing is told that did not happen."""
+"""Ready jobs are announced after each commit, whatever made them ready; rolled-back changes are not."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from tests.conformance.backend import Backend
 
 
 class Told:
-    """Hears what is announced."""
+    """Records announcements."""
 
     def __init__(self) -> None:
         self.ready: list[tuple[str, str]] = []
@@ -23,24 +23,24 @@ class Told:
         self.ready += ready
 
     def all(self) -> list[tuple[str, str]]:
-        """Return what was told since the last question."""
+        """Return the announcements since the last call."""
         found, self.ready = self.ready, []
         return sorted(found)
 
 
 @pytest.fixture
 def told() -> Told:
-    """What is told."""
+    """Return the recorder of announcements."""
     return Told()
 
 
 @pytest.fixture
 def store(backend: Backend, told: Told) -> Store:
-    """A store that tells it."""
+    """Open a store that announces to the recorder."""
     return backend.store.announcing(told, Clock(node="n"))
 
 
-async def test_jobs_that_are_handed_in(store: Store, told: Told) -> None:
+async def test_enqueued_jobs_are_announced(store: Store, told: Told) -> None:
     alone = await enqueue(store, queue="media")
     assert told.all() == [("media", alone)]
     rows = await store.queue.enqueue([new_job(), new_job(queue="media"), new_job(delay=HOUR)])
@@ -51,7 +51,7 @@ async def test_jobs_that_are_handed_in(store: Store, told: Told) -> None:
     assert told.all() == []
 
 
-async def test_what_is_not_committed_is_not_told(store: Store, told: Told) -> None:
+async def test_rolled_back_jobs_are_not_announced(store: Store, told: Told) -> None:
     await store.queue.enqueue([new_job(key="k")])
     told.all()
     with pytest.raises(DuplicateKey):
@@ -59,7 +59,7 @@ async def test_what_is_not_committed_is_not_told(store: Store, told: Told) -> No
     assert told.all() == []
 
 
-async def test_jobs_whose_time_comes(backend: Backend, store: Store, told: Told) -> None:
+async def test_due_jobs_are_announced(backend: Backend, store: Store, told: Told) -> None:
     waiting = await enqueue(store, delay=10 * SECOND)
     await enqueue(store, delay=HOUR)
     failing = await enqueue(store, max_attempts=2, queue="media")
@@ -71,7 +71,7 @@ async def test_jobs_whose_time_comes(backend: Backend, store: Store, told: Told)
     assert told.all() == sorted([("default", waiting), ("media", failing)])
 
 
-async def test_jobs_that_are_handed_back_or_made_again(store: Store, told: Told) -> None:
+async def test_released_and_retried_jobs_are_announced(store: Store, told: Told) -> None:
     job_id = await enqueue(store)
     told.all()
     await end(store, await claim_one(store), Released())
@@ -82,7 +82,7 @@ async def test_jobs_that_are_handed_back_or_made_again(store: Store, told: Told)
     assert told.all() == [("default", again.id)]
 
 
-async def test_jobs_of_schedules_and_their_successors(backend: Backend, store: Store, told: Told) -> None:
+async def test_jobs_of_schedules_and_their_successors_are_announced(backend: Backend, store: Store, told: Told) -> None:
     await store.schedules.put("s", spec("1s", overlap="queue"))
     await backend.advance(SECOND)
     await decide(store)
@@ -95,7 +95,7 @@ async def test_jobs_of_schedules_and_their_successors(backend: Backend, store: S
     assert second != first
 
 
-async def test_jobs_that_an_attempt_makes(store: Store, told: Told) -> None:
+async def test_jobs_enqueued_by_an_attempt_are_announced(store: Store, told: Told) -> None:
     await enqueue(store)
     parent = await claim_one(store)
     told.all()

@@ -1,4 +1,4 @@
-"""The audit log on every database: it is complete, and history cannot be rewritten."""
+"""The audit log on every database: complete and append-only."""
 
 import sqlite3
 from dataclasses import replace
@@ -26,7 +26,7 @@ async def record(store: Store, number: int = 0, **options: str) -> None:
     await store.audit_log.record(**{**given, "detail": f'{{"n":{number}}}', **options})
 
 
-async def test_the_audit_log_tells_who_did_what_from_where(backend: Backend) -> None:
+async def test_entry_has_actor_action_and_origin(backend: Backend) -> None:
     await record(backend.store, 7)
     [entry] = await backend.store.audit_log.page()
     assert (entry.actor, entry.tenant, entry.origin) == ("ada", "acme", "192.0.2.7")
@@ -34,7 +34,7 @@ async def test_the_audit_log_tells_who_did_what_from_where(backend: Backend) -> 
     assert abs(entry.at - await backend.now()) < MINUTE
 
 
-async def test_the_audit_log_is_read_by_pages_and_filters(backend: Backend) -> None:
+async def test_entries_are_read_by_pages_and_filters(backend: Backend) -> None:
     store = backend.store
     for number in range(5):
         await record(backend.store, number)
@@ -54,7 +54,7 @@ async def test_the_audit_log_is_read_by_pages_and_filters(backend: Backend) -> N
     assert [entry.target for entry in await store.audit_log.page(until=middle)] == seen[1:]
 
 
-async def test_an_entry_of_the_audit_log_is_kept_whatever_was_done(store: Store) -> None:
+async def test_entry_with_any_content_is_kept(store: Store) -> None:
     await record(store, target="a\x00b\ud800", actor="x" * 10_000, detail='{"long":"' + "x" * 100_000 + '"}')
     [entry] = await store.audit_log.page()
     assert entry.target.startswith("a␀b")
@@ -78,7 +78,7 @@ ON_POSTGRES = [
 ]
 
 
-async def test_the_audit_log_cannot_be_rewritten(backend: Backend) -> None:
+async def test_audit_log_cannot_be_rewritten(backend: Backend) -> None:
     await record(backend.store, 1)
     await record(backend.store, 2)
     before = await backend.sql("select * from headway_actions order by seq")
@@ -90,8 +90,8 @@ async def test_the_audit_log_cannot_be_rewritten(backend: Backend) -> None:
     assert len(await backend.store.audit_log.page()) == 3
 
 
-async def test_old_entries_are_pruned_in_batches_and_young_ones_cannot_be(backend: Backend) -> None:
-    store, now = backend.store, wall_now()  # The database guards them by its own clock.
+async def test_old_entries_are_pruned_in_batches_and_recent_ones_are_protected(backend: Backend) -> None:
+    store, now = backend.store, wall_now()  # The database protects them by its own clock.
     ahead = await backend.now() - now
     for days in (400, 399, 370, 366, 364, 31, 28):
         await backend.sql(
@@ -100,20 +100,20 @@ async def test_old_entries_are_pruned_in_batches_and_young_ones_cannot_be(backen
         )
     assert [await store.audit_log.prune(ahead + 365 * DAY, 2) for _ in range(3)] == [2, 2, 0]
     assert [entry.actor for entry in await store.audit_log.page()] == ["28", "31", "364"]
-    with pytest.raises(HeadwayError, match="only added to"):  # Whatever somebody asks for.
+    with pytest.raises(HeadwayError, match="only added to"):  # Whatever the caller asks for.
         await store.audit_log.prune(ahead + DAY, 10)
     assert await store.audit_log.prune(ahead + 30 * DAY, 10) == 2
     assert [entry.actor for entry in await store.audit_log.page()] == ["28"]
 
 
-async def test_a_change_and_its_entry_are_written_together_or_not_at_all(backend: Backend) -> None:
+async def test_change_and_entry_are_one_transaction(backend: Backend) -> None:
     store, actor = backend.store, Actor("ada", "192.0.2.7", "acme")
     paused = AuditEntry("queue.pause", "slow", None, {"reason": "x"})
     assert await store.auditing(actor, paused, Clock()).queue.pause("slow", author="ada", reason="x")
     [entry] = await store.audit_log.page()
     assert (entry.actor, entry.tenant, entry.origin, entry.target) == ("ada", "acme", "192.0.2.7", "slow")
     assert (entry.action, entry.detail) == ("queue.pause", {"reason": "x"})
-    # A change of nothing adds no entry,
+    # A change without effect adds no entry,
     assert not await store.auditing(actor, paused, Clock()).queue.pause("slow", author="bob", reason="y")
     assert len(await store.audit_log.page()) == 1
 
@@ -126,7 +126,7 @@ async def test_a_change_and_its_entry_are_written_together_or_not_at_all(backend
     assert "slow" in await store.queue.paused()
 
 
-async def test_an_entry_may_take_target_and_tenant_from_the_result(backend: Backend) -> None:
+async def test_entry_may_take_target_and_tenant_from_the_result(backend: Backend) -> None:
     store = backend.store
     job_id = await enqueue(store, tenant="globex")
     change = AuditEntry("x", lambda new: f"{new}!", lambda _: "globex", detail_from=lambda new: {"new": new})

@@ -1,4 +1,4 @@
-"""Many jobs at once: those that a filter chooses are counted, retried and cancelled, each once."""
+"""Bulk operations: the jobs that match a filter are counted, retried and cancelled, each once."""
 
 import asyncio
 from typing import Any
@@ -21,7 +21,7 @@ ME = "ana"
 
 
 async def dead(store: Store, **options: Any) -> str:
-    """Make a job that has failed for good, in a queue of its own."""
+    """Create a job that has failed for good, in a queue of its own."""
     job_id = await enqueue(store, **{"queue": "dying", **options})
     await run_one(store, Raised("{}", retryable=False), options.get("queue", "dying"))
     return job_id
@@ -35,10 +35,10 @@ async def chosen_to(store: Store, verb: Any, chosen: JobFilter, limit: int = 100
     return [job_id for job_id, _ in await store.bulk.choose(chosen, verb, limit)]
 
 
-# --- which jobs
+# --- selection
 
 
-async def test_every_filter_chooses_the_same_for_lists_and_counts(backend: Backend) -> None:
+async def test_every_filter_selects_the_same_jobs_for_lists_and_counts(backend: Backend) -> None:
     store = backend.store
     plain = await enqueue(store)
     other = await enqueue(
@@ -57,7 +57,7 @@ async def test_every_filter_chooses_the_same_for_lists_and_counts(backend: Backe
         ({"tenant": "acme"}, {other}),
         ({"tenant": "default"}, {plain, ended}),
         ({"schedule": "s", "tenant": "acme"}, {other}),
-        ({"schedule": "s"}, set()),  # Of the default tenant.
+        ({"schedule": "s"}, set()),  # The default tenant.
         ({"key": "k"}, {other}),
         ({"tag": 'a"b'}, {other}),
         ({"tag": "c%d"}, {other}),
@@ -82,7 +82,7 @@ async def test_every_filter_chooses_the_same_for_lists_and_counts(backend: Backe
         assert await store.bulk.count(chosen) == (len(found), True), options
 
 
-async def test_counting_ends_at_a_limit(store: Store) -> None:
+async def test_count_stops_at_a_limit(store: Store) -> None:
     for _ in range(4):
         await enqueue(store, tenant="acme")
     for chosen in (JobFilter(), JobFilter(tenant="acme")):
@@ -92,7 +92,7 @@ async def test_counting_ends_at_a_limit(store: Store) -> None:
 
 
 @pytest.mark.parametrize("status", Status)
-async def test_what_has_ended_can_be_retried_and_what_has_not_cancelled(store: Store, status: Status) -> None:
+async def test_ended_jobs_can_be_retried_and_live_jobs_cancelled(store: Store, status: Status) -> None:
     job_id = await bring_to(store, status)
     chosen = JobFilter(words=job_id)
     retryable, cancellable = status in FINAL, status not in FINAL
@@ -105,7 +105,7 @@ async def test_what_has_ended_can_be_retried_and_what_has_not_cancelled(store: S
     assert await store.bulk.find([job_id], "retry", tenant="acme") == {}
 
 
-async def test_the_oldest_are_chosen_first(store: Store) -> None:
+async def test_oldest_jobs_are_selected_first(store: Store) -> None:
     ids = [await enqueue(store) for _ in range(5)]
     assert await chosen_to(store, "cancel", JobFilter(status="PENDING"), 3) == ids[:3]
 
@@ -113,7 +113,7 @@ async def test_the_oldest_are_chosen_first(store: Store) -> None:
 # --- retry
 
 
-async def test_ended_jobs_are_run_again_once(backend: Backend) -> None:
+async def test_ended_jobs_are_retried_once(backend: Backend) -> None:
     store = backend.store
     letters = [await dead(store, args=f'{{"n":{n}}}', tags=("a",), tenant="acme", priority=n) for n in range(3)]
     done = await bring_to(store, Status.COMPLETED)
@@ -125,7 +125,7 @@ async def test_ended_jobs_are_run_again_once(backend: Backend) -> None:
         assert (job.args, job.tags, job.tenant, job.priority) == (f'{{"n":{n}}}', ("a",), "acme", n)
         assert (job.rerun_of, job.status, job.queue, job.attempt) == (letter, Status.PENDING, "dying", 0)
         old = await store.jobs.get(letter)
-        assert (old.status, old.reviewed_at is not None) == (Status.FAILED, True)  # Off the list of dead letters.
+        assert (old.status, old.reviewed_at is not None) == (Status.FAILED, True)  # No longer a dead letter.
         events = [event["event"] for event in await store.jobs.events(letter)]
         assert events[-2:] == ["reviewed", "retried"]
     assert await store.jobs.dead() == []
@@ -136,7 +136,7 @@ async def test_ended_jobs_are_run_again_once(backend: Backend) -> None:
     assert await backend.count("headway_jobs", "rerun_of is not null") == 4
 
 
-async def test_a_retry_that_failed_too_is_what_is_retried_next(store: Store) -> None:
+async def test_next_retry_applies_to_the_failed_retry(store: Store) -> None:
     letter = await dead(store)
     await store.bulk.retry([letter], author=ME)
     [rerun] = await store.jobs.reruns(letter)
@@ -144,7 +144,7 @@ async def test_a_retry_that_failed_too_is_what_is_retried_next(store: Store) -> 
     assert await chosen_to(store, "retry", JobFilter(status="FAILED")) == [rerun]
 
 
-async def test_what_cannot_be_retried_is_refused_with_the_reason(store: Store) -> None:
+async def test_jobs_that_cannot_be_retried_are_rejected_with_the_reason(store: Store) -> None:
     waiting, letter = await enqueue(store), await dead(store)
     result = await store.bulk.retry([waiting, letter, "job_absent"], author=ME)
     assert result.done == (letter,)
@@ -154,7 +154,7 @@ async def test_what_cannot_be_retried_is_refused_with_the_reason(store: Store) -
     }
 
 
-async def test_parked_jobs_are_looked_at_again(store: Store) -> None:
+async def test_parked_jobs_become_ready_again(store: Store) -> None:
     job_id = await enqueue(store)
     await run_one(store, Parked("nobody knows it"))
     assert await chosen_to(store, "retry", JobFilter()) == [job_id]
@@ -165,7 +165,7 @@ async def test_parked_jobs_are_looked_at_again(store: Store) -> None:
 
 
 @pytest.mark.parametrize("is_live", [False, True])
-async def test_jobs_of_a_schedule_that_runs_one_at_a_time_stand_in_line(backend: Backend, is_live: bool) -> None:
+async def test_retried_jobs_of_an_exclusive_schedule_are_queued(backend: Backend, is_live: bool) -> None:
     store = backend.store
     await store.schedules.put("s", spec(overlap="skip"))
     letters = []
@@ -186,7 +186,7 @@ async def test_jobs_of_a_schedule_that_runs_one_at_a_time_stand_in_line(backend:
     assert all(job.exclusive for job in jobs)
 
 
-async def test_jobs_of_a_schedule_that_may_overlap_do_not_wait(backend: Backend) -> None:
+async def test_retried_jobs_of_an_overlapping_schedule_do_not_wait(backend: Backend) -> None:
     store = backend.store
     await store.schedules.put("s", spec(overlap="allow"))
     for _ in range(2):
@@ -199,7 +199,7 @@ async def test_jobs_of_a_schedule_that_may_overlap_do_not_wait(backend: Backend)
         assert (job.status, job.blocked_by, job.exclusive) == (Status.PENDING, None, False)
 
 
-async def test_a_job_whose_schedule_cannot_be_read_is_retried_as_it_was(backend: Backend) -> None:
+async def test_job_of_an_unreadable_schedule_is_retried_unchanged(backend: Backend) -> None:
     store = backend.store
     await store.schedules.put("s", spec(overlap="skip"))
     await backend.advance(SECOND)
@@ -209,7 +209,7 @@ async def test_a_job_whose_schedule_cannot_be_read_is_retried_as_it_was(backend:
     assert (await store.bulk.retry([letter], author=ME)).done == (letter,)
 
 
-async def test_large_arguments_are_handed_on_in_parts(store: Store) -> None:
+async def test_large_arguments_are_copied_in_batches(store: Store) -> None:
     args = '{"x":"' + "y" * 900_000 + '"}'
     letters = [await dead(store, args=args) for _ in range(6)]
     assert len((await store.bulk.retry(letters, author=ME)).done) == 6
@@ -217,7 +217,7 @@ async def test_large_arguments_are_handed_on_in_parts(store: Store) -> None:
         assert (await store.jobs.get((await store.jobs.reruns(letter))[0])).args == args
 
 
-async def test_two_who_retry_the_same_jobs_at_once_make_one_of_each(shared: Backend) -> None:
+async def test_concurrent_retries_create_one_job_each(shared: Backend) -> None:
     letters = [await dead(shared.store) for _ in range(20)]
     stores = [shared.store, await shared.another(), await shared.another("node-3")]
     results = await asyncio.gather(*(store.bulk.retry(letters, author=ME) for store in stores))
@@ -225,7 +225,7 @@ async def test_two_who_retry_the_same_jobs_at_once_make_one_of_each(shared: Back
     assert await shared.count("headway_jobs", "rerun_of is not null") == 20
 
 
-async def test_who_comes_in_between_waits_and_finds_them_retried(shared: Backend) -> None:
+async def test_retry_during_another_waits_and_finds_the_jobs_retried(shared: Backend) -> None:
     letter = await dead(shared.store)
     clock = Clock(node="other")
     results = []
@@ -262,19 +262,19 @@ async def test_waiting_jobs_end_and_running_ones_are_asked_to_stop(store: Store)
 
 
 @pytest.mark.parametrize("verb", ["retry", "cancel"])
-async def test_a_transaction_adds_one_entry_to_the_audit_log_or_none(store: Store, verb: Any) -> None:
+async def test_bulk_operation_adds_at_most_one_audit_log_entry(store: Store, verb: Any) -> None:
     make = dead if verb == "retry" else enqueue
     ids = sorted([await make(store, tenant="acme") for _ in range(3)])
     deed = deeds.act_on_many(verb, "acme", {"status": "FAILED"}, "because")
     bulk = store.auditing(Actor(ME, "here"), deed, Clock()).bulk
-    for _ in range(2):  # The second time there is nothing to do, and nothing to tell.
+    for _ in range(2):  # The second time there is nothing to do, and nothing to record.
         await (bulk.retry(ids, author=ME) if verb == "retry" else bulk.cancel(ids, author=ME))
         [line] = await store.audit_log.page(tenant="acme")
         assert (line.actor, line.action, line.target, line.tenant) == (ME, f"job.{verb}", "*", "acme")
         assert line.detail == {"filter": {"status": "FAILED"}, "reason": "because", "jobs": ids}
 
 
-async def test_the_entry_of_a_full_transaction_fits_into_the_audit_log(store: Store) -> None:
+async def test_entry_of_the_largest_bulk_operation_fits_into_the_audit_log(store: Store) -> None:
     ids = [await enqueue(store, delay=HOUR) for _ in range(AT_ONCE_MAX)]
     said = dict.fromkeys(("type", "queue", "tenant", "schedule", "tag", "key", "rerun_of", "q"), "\x01" * 512)
     deed = deeds.act_on_many("cancel", "default", said, "r" * 300)

@@ -1,4 +1,4 @@
-"""Erasure, on every database: the content of a job goes, and that it ran stays."""
+"""Erasure, on every database: the content of a job is deleted, the record of its run stays."""
 
 import pytest
 
@@ -14,12 +14,12 @@ SECRET = "Ada Lovelace, 12 Elm Street"
 
 
 async def _told(backend: Backend) -> str:
-    """Return everything that is in the store, as text."""
+    """Return everything in the store, as text."""
     tables = ("jobs", "attempts", "events", "log", "steps", "feed", "occurrences", "deliveries")
     return str([await backend.sql(f"select * from headway_{table}") for table in tables])
 
 
-async def test_nothing_that_a_job_was_given_or_said_is_left(backend: Backend) -> None:
+async def test_all_content_of_a_job_is_erased(backend: Backend) -> None:
     store = backend.store
     await store.feed.follow([EVERYTHING], MINUTE)
     quoted = f'{{"who":"{SECRET}"}}'
@@ -59,7 +59,7 @@ async def test_nothing_that_a_job_was_given_or_said_is_left(backend: Backend) ->
     assert [attempt["outcome"] for attempt in await store.jobs.attempts(job_id)] == ["failed", "completed"]
     assert (await store.jobs.get(waiting)).args == '{"n":1}'
     assert attempt_of(again).attempt == 2
-    with pytest.raises(Conflict, match="erased"):  # It would run with nothing.
+    with pytest.raises(Conflict, match="erased"):  # It would run without its arguments.
         await store.queue.retry(job_id, author="ada")
     assert (await store.bulk.retry([job_id], author="ada")).refused == (
         (job_id, "it was erased, and its arguments with it"),
@@ -67,13 +67,13 @@ async def test_nothing_that_a_job_was_given_or_said_is_left(backend: Backend) ->
     assert (await store.queue.retry(job_id, author="ada", args='{"n":2}')).rerun_of == job_id
 
 
-async def test_a_key_leads_to_every_job_that_repeats_it(backend: Backend) -> None:
+async def test_key_finds_every_retry_of_its_job(backend: Backend) -> None:
     store = backend.store
     url, quoted = "https://example.org/ada-lovelace", f'{{"who":"{SECRET}"}}'
     first = await enqueue(store, tenant="acme", key="k", args=quoted, callback=url)
     foreign = await enqueue(store, tenant="globex", queue="other", key="k", args='{"n":1}', callback="https://x.org/")
     family = [first]
-    for _ in range(2):  # Each repeats the one before it, and the first is repeated twice.
+    for _ in range(2):  # Each retries the one before, and the first is retried twice.
         await end(store, await claim_one(store), Raised(quoted, retryable=False))
         family.append((await store.queue.retry(family[-1], author="ada")).id)
     family.append((await store.queue.retry(first, author="ada")).id)
@@ -83,7 +83,7 @@ async def test_a_key_leads_to_every_job_that_repeats_it(backend: Backend) -> Non
     assert sorted([*ended, *waiting]) == sorted(family)
     assert len(waiting) == 1
     assert sorted(await store.erasure.erase(ended, keeps_key=True)) == sorted(ended)
-    assert await store.erasure.page("acme", "k") == (ended, waiting)  # The key still leads to them.
+    assert await store.erasure.page("acme", "k") == (ended, waiting)  # The key still finds them.
     await end(store, await claim_one(store), Succeeded(quoted))
     assert await store.erasure.erase([*ended, *waiting]) == sorted(family)
     told = await _told(backend)
@@ -92,7 +92,7 @@ async def test_a_key_leads_to_every_job_that_repeats_it(backend: Backend) -> Non
     assert await store.erasure.page("acme", "k") == ([], [])
     deliveries = {one.job_id: one for one in await store.webhooks.deliveries(limit=50)}
     assert deliveries.keys() == {*family, foreign}
-    assert {deliveries[job_id].status for job_id in family} == {"FAILED"}  # Nobody is told of them any more.
+    assert {deliveries[job_id].status for job_id in family} == {"FAILED"}  # No longer delivered.
     assert (deliveries[foreign].status, deliveries[foreign].url) == ("WAITING", "https://x.org/")
     claimed = await store.webhooks.claim(limit=50, lease=MINUTE)
     assert [one.job_id for one in claimed] == [foreign]

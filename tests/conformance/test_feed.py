@@ -1,4 +1,4 @@
-"""The feed of changes: whoever reads it misses nothing, in whatever order transactions commit."""
+"""The feed of changes: readers miss nothing, whatever the order of commits."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from tests.conformance.arrange import attempt_of, claim_one, enqueue
 from tests.conformance.backend import Backend, PostgresBackend
 
 
-async def test_only_what_is_followed_is_fed_and_every_version_of_it(shared: Backend) -> None:
+async def test_feed_has_every_version_of_followed_jobs_only(shared: Backend) -> None:
     feed, store = shared.store.feed, shared.store
     other, job_id = await enqueue(shared.store, queue="other"), await enqueue(shared.store)
     await feed.follow([job_id], HOUR)
@@ -38,7 +38,7 @@ async def test_only_what_is_followed_is_fed_and_every_version_of_it(shared: Back
     assert await feed.versions([job_id, "job_nobody"]) == {job_id: 4}
 
 
-async def test_everything_is_fed_while_somebody_follows_everything(shared: Backend) -> None:
+async def test_feed_has_every_job_while_all_jobs_are_followed(shared: Backend) -> None:
     feed = shared.store.feed
     first = await feed.follow([EVERYTHING], HOUR)
     position = await feed.position()
@@ -51,14 +51,14 @@ async def test_everything_is_fed_while_somebody_follows_everything(shared: Backe
     assert {change.job.id for change in again} >= set(job_ids)
     await shared.sql("update headway_followed set until = 0")
     unseen = await enqueue(shared.store)
-    await asyncio.sleep(0.005)  # On SQLite, when something is fed since is known to the millisecond.
-    assert await feed.follow([EVERYTHING], HOUR) != first  # There was a break, and it shows.
+    await asyncio.sleep(0.005)  # On SQLite, the start of a feed has millisecond precision.
+    assert await feed.follow([EVERYTHING], HOUR) != first  # The gap is visible.
     changes, _, _ = await feed.read(position)
     assert unseen not in {change.job.id for change in changes}
 
 
-async def test_what_commits_late_is_not_missed(shared: Backend) -> None:
-    """A transaction that got its numbers first and commits last would be missed by whoever reads by number."""
+async def test_late_commit_is_not_missed(shared: Backend) -> None:
+    """A transaction that draws its numbers first and commits last would be missed by reading in order of numbers."""
     if not isinstance(shared, PostgresBackend):
         pytest.skip("SQLite has one writer at a time")
     feed = shared.store.feed
@@ -82,8 +82,8 @@ async def test_what_commits_late_is_not_missed(shared: Backend) -> None:
         await connection.close()
 
 
-async def test_a_long_read_in_parts_is_whole(shared: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where its last part is empty; then the next read does not begin anew."""
+async def test_paged_read_is_complete(shared: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if its last page is empty: then the next read does not start over."""
     monkeypatch.setattr(feed_module, "READ_MAX", 3)
     feed = shared.store.feed
     await feed.follow([EVERYTHING], HOUR)
@@ -98,8 +98,8 @@ async def test_a_long_read_in_parts_is_whole(shared: Backend, monkeypatch: pytes
     assert ([change.job.id for change in changes], is_more) == (job_ids[-1:], False)
 
 
-async def test_what_commits_between_two_parts_is_read_once(shared: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is committed while somebody reads in parts may have lower numbers than the part that was read before."""
+async def test_commit_between_two_pages_is_read_once(shared: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit during a paged read may have lower numbers than the previous page."""
     if not isinstance(shared, PostgresBackend):
         pytest.skip("SQLite has one writer at a time")
     monkeypatch.setattr(feed_module, "READ_MAX", 3)
@@ -126,7 +126,7 @@ async def test_what_commits_between_two_parts_is_read_once(shared: Backend, monk
         await connection.close()
 
 
-async def test_the_feed_is_forgotten_after_a_while(shared: Backend) -> None:
+async def test_feed_is_pruned(shared: Backend) -> None:
     feed = shared.store.feed
     await feed.follow([EVERYTHING], HOUR)
     await enqueue(shared.store)

@@ -1,4 +1,4 @@
-"""Counts of one tenant, how the last jobs ended, and schedules that exist for one tenant only."""
+"""Figures of one tenant, recent outcomes, and the visibility of schedules per tenant."""
 
 import pytest
 
@@ -23,7 +23,7 @@ async def test_live_jobs_of_a_tenant_are_counted_up_to_a_limit(store: Store) -> 
     assert await store.statistics.live_counts("nobody") == []
 
 
-async def test_too_many_ends_are_looked_at_over_a_shorter_time(backend: Backend) -> None:
+async def test_window_of_outcomes_shrinks_when_there_are_too_many(backend: Backend) -> None:
     store = backend.store
     assert await store.statistics.ended_counts(HOUR) == ({}, HOUR)
     for tenant in ("acme", "acme", "globex"):
@@ -41,17 +41,17 @@ async def test_too_many_ends_are_looked_at_over_a_shorter_time(backend: Backend)
     assert await store.statistics.ended_counts(HOUR) == ({}, HOUR)
 
 
-async def test_a_dead_letter_is_retried_once(store: Store) -> None:
+async def test_dead_letter_is_retried_once(store: Store) -> None:
     letter = await enqueue(store)
     await run_one(store, Raised("{}", retryable=False))
     again = await store.queue.retry(letter, author="me", only_dead=True)
-    with pytest.raises(AlreadyFinal, match="no dead letter any more"):
+    with pytest.raises(AlreadyFinal, match="no longer a dead letter"):
         await store.queue.retry(letter, author="me", only_dead=True)
-    assert await store.jobs.reruns(letter) == [again.id]  # What was refused has left nothing.
-    assert (await store.queue.retry(letter, author="me")).id != again.id  # On purpose it may run again and again.
+    assert await store.jobs.reruns(letter) == [again.id]  # The rejected retry has no effect.
+    assert (await store.queue.retry(letter, author="me")).id != again.id  # An explicit retry may be repeated.
 
 
-async def test_a_schedule_of_another_tenant_is_absent_and_its_name_is_free(store: Store) -> None:
+async def test_schedule_of_another_tenant_is_not_found_and_its_name_is_free(store: Store) -> None:
     schedules = store.schedules
     await schedules.put("s", spec(tenant="acme"))
     for action in (schedules.show, schedules.pause, schedules.resume):
@@ -70,14 +70,14 @@ async def test_a_schedule_of_another_tenant_is_absent_and_its_name_is_free(store
     assert [schedule_name(found.key) for found in await store.ledger.keys("", 10, tenant="acme")] == ["s"]
 
 
-async def test_a_schedule_is_removed_only_as_it_was_seen(store: Store) -> None:
+async def test_schedule_is_removed_only_at_the_expected_revision(store: Store) -> None:
     await store.schedules.put("s", spec())
     with pytest.raises(ScheduleChanged):
         await store.schedules.remove("s", expected_revision=2)
     assert await store.schedules.remove("s", expected_revision=1)
 
 
-async def test_a_job_by_hand_is_made_once_per_key(store: Store) -> None:
+async def test_manual_job_is_created_once_per_key(store: Store) -> None:
     await store.schedules.put("s", spec("1h", overlap="allow"))
     first, is_new, _ = await store.schedules.trigger_once("s", "k")
     assert is_new
@@ -87,7 +87,7 @@ async def test_a_job_by_hand_is_made_once_per_key(store: Store) -> None:
     assert len(await store.jobs.page(schedule="s")) == 1
 
 
-async def test_every_status_that_lives_is_counted_for_its_tenant(store: Store) -> None:
+async def test_every_live_status_is_counted_for_its_tenant(store: Store) -> None:
     for status in Status:
         await bring_to(store, status)
     found = {row["status"] for row in await store.statistics.live_counts("default")}

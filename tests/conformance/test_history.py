@@ -1,4 +1,4 @@
-"""What charts and calendars show: how jobs ended by steps of time, the newest decisions of schedules, their years."""
+"""Data of charts and calendars: outcomes per step of time, the latest decisions of schedules, their years."""
 
 from typing import Any
 
@@ -22,19 +22,19 @@ FAILED = Raised("{}", retryable=False)
 
 
 async def took(backend: Backend, duration: Duration, outcome: Any = None, **options: Any) -> None:
-    """Run a job for so long."""
+    """Run a job for a given time."""
     await enqueue(backend.store, **options)
     job = await claim_one(backend.store, options.get("queue", "default"))
     await backend.advance(duration)
     await end(backend.store, job, outcome or Succeeded())
 
 
-# --- how jobs ended
+# --- outcomes of jobs
 
 
-async def test_ends_are_counted_by_steps_with_how_long_they_took(backend: Backend) -> None:
+async def test_outcomes_are_counted_by_step_with_durations(backend: Backend) -> None:
     store = backend.store
-    step = HOUR  # So long that no step ends within the first part of the test.
+    step = HOUR  # So long that no step ends during the first part of the test.
     await backend.advance(step - await backend.now() % step)
     begin = await backend.now()
     for seconds in range(1, 21):
@@ -58,7 +58,7 @@ async def test_ends_are_counted_by_steps_with_how_long_they_took(backend: Backen
     assert await store.statistics.ended_series(begin + 3 * step, step) == ([], None)
 
 
-async def test_ends_are_those_of_a_tenant_a_task_or_a_queue(backend: Backend) -> None:
+async def test_outcomes_are_filtered_by_tenant_task_and_queue(backend: Backend) -> None:
     store = backend.store
     since = await backend.now() - SECOND
     await took(backend, SECOND, tenant="acme", task="a", queue="q")
@@ -73,7 +73,7 @@ async def test_ends_are_those_of_a_tenant_a_task_or_a_queue(backend: Backend) ->
     assert await ended(tenant="globex", task="b") == 0
 
 
-async def test_of_too_many_ends_the_newest_are_looked_at(backend: Backend) -> None:
+async def test_only_the_newest_outcomes_are_read(backend: Backend) -> None:
     store = backend.store
     since = await backend.now() - SECOND
     for tenant in ("acme", "globex", "globex"):
@@ -90,7 +90,7 @@ async def test_of_too_many_ends_the_newest_are_looked_at(backend: Backend) -> No
 # --- the log
 
 
-async def test_the_log_is_read_from_either_end(store: Store) -> None:
+async def test_log_is_read_from_either_end(store: Store) -> None:
     await enqueue(store)
     job = await claim_one(store)
     lines = tuple((None, "log", f"line {n}") for n in range(5))
@@ -110,7 +110,7 @@ async def names(store: Store, **which: Any) -> list[str]:
     return [schedule.name for schedule in await store.schedules.page(**which)]
 
 
-async def test_schedules_are_found_by_words_in_name_and_task(backend: Backend) -> None:
+async def test_schedules_are_searched_by_words_in_name_and_task(backend: Backend) -> None:
     store = backend.store
     for name, task, args in (
         ("Daily-Report", "send.mail", '{"task":"decoy"}'),
@@ -141,9 +141,9 @@ async def test_schedules_are_found_by_words_in_name_and_task(backend: Backend) -
     assert await names(store, words="nonsense") == []
 
 
-async def test_schedules_are_found_by_their_state(backend: Backend) -> None:
+async def test_schedules_are_filtered_by_state(backend: Backend) -> None:
     store, now = backend.store, await backend.now()
-    tomorrow = Every("1d", start=isoformat(now))  # Not at midnight, which may be near.
+    tomorrow = Every("1d", start=isoformat(now))  # Not at midnight, which may be close.
     await store.schedules.put("active", spec(tomorrow))
     await store.schedules.put("delayed", after())
     await store.schedules.put("paused", spec(tomorrow))
@@ -159,7 +159,7 @@ async def test_schedules_are_found_by_their_state(backend: Backend) -> None:
     await backend.sql("update headway_schedules set next_at = null where name in ('delayed', 'delay-over')")
     await backend.advance(3 * HOUR)
     found = {state: await names(store, state=state) for state in STATES}
-    # The first held instant is planned again after a minute, which has passed too.
+    # The first held instant is planned again after a minute, which has passed as well.
     assert found == {
         "active": ["active", "delayed", "failing", "late"],
         "paused": ["paused"],
@@ -171,7 +171,7 @@ async def test_schedules_are_found_by_their_state(backend: Backend) -> None:
     assert await names(store, state="active", words="ail") == ["failing"]
 
 
-async def test_the_newest_decisions_of_many_schedules_come_at_one_go(backend: Backend) -> None:
+async def test_latest_decisions_of_many_schedules_are_read_in_one_query(backend: Backend) -> None:
     store = backend.store
     for name in ("a", "b", "never"):
         await store.schedules.put(name, spec("1d" if name == "never" else "1s", overlap="allow", queue=name))
@@ -206,17 +206,17 @@ async def occur(
     await backend.sql(ROW.format(**values, outcome=outcome, job=f"'{job}'" if job else "null"))
 
 
-async def test_decisions_are_counted_by_days_of_a_zone(backend: Backend) -> None:
+async def test_decisions_are_counted_by_local_days(backend: Backend) -> None:
     store = backend.store
     jobs = [(await enqueue(store), await run_one(store, outcome))[0] for outcome in (None, None, FAILED)]
     waiting = await enqueue(store, queue="other")
-    await occur(backend, "2027-01-30T23:30:00Z", job=jobs[0])  # Half past midnight in Berlin.
+    await occur(backend, "2027-01-30T23:30:00Z", job=jobs[0])  # 00:30 in Berlin.
     await occur(backend, "2027-01-31T10:00:00Z", job=jobs[1])
     await occur(backend, "2027-01-31T11:00:00Z", job=jobs[2])
     await occur(backend, "2027-01-31T12:00:00Z", job=waiting)
     await occur(backend, "2027-01-31T22:59:59Z", "skipped")
     await occur(backend, "2027-01-31T23:00:00Z", "missed")
-    await occur(backend, "2027-07-31T22:00:00Z", "fired")  # Midnight in summer.
+    await occur(backend, "2027-07-31T22:00:00Z", "fired")  # Midnight in summer time.
     await occur(backend, "2027-08-02T00:00:00Z", "paused", until="2027-08-04T00:00:00Z", count=49)
     await occur(backend, "2028-01-01T00:00:00Z", "fired")
     begin, end_, summer, winter = (
@@ -236,11 +236,11 @@ async def test_decisions_are_counted_by_days_of_a_zone(backend: Backend) -> None
     }
     assert [(run["outcome"], run["count"]) for run in runs] == [("paused", 49)]
     rows, _ = await store.ledger.calendar("s", begin, end_, stretches, limit=2, runs_limit=10)
-    assert sum(row["decisions"] for row in rows) == 1  # Of the two newest one is a run.
+    assert sum(row["decisions"] for row in rows) == 1  # One of the two newest records is a run.
     assert await store.ledger.calendar("absent", begin, end_, stretches, limit=9, runs_limit=9) == ([], [])
 
 
-async def test_a_run_that_began_before_reaches_into_the_year(backend: Backend) -> None:
+async def test_run_that_began_before_the_year_counts_in_it(backend: Backend) -> None:
     await occur(backend, "2026-12-30T00:00:00Z", "paused", until="2026-12-30T12:00:00Z", count=3)
     await occur(backend, "2026-12-31T00:00:00Z", "paused", until="2027-01-02T00:00:00Z", count=3)
     begin, end_ = parse_instant("2027-01-01T00:00:00Z"), parse_instant("2028-01-01T00:00:00Z")
@@ -249,7 +249,7 @@ async def test_a_run_that_began_before_reaches_into_the_year(backend: Backend) -
         assert len(runs) == reaches
 
 
-async def test_lists_of_jobs_are_read_without_what_makes_them_large(store: Store) -> None:
+async def test_lists_of_jobs_omit_large_columns(store: Store) -> None:
     text = "ä" * 3_000
     large = await enqueue(store, args=encode_args({"text": text}), metadata='{"a":1}')
     small = await enqueue(store, args='{"n":1}')
@@ -269,7 +269,7 @@ async def test_lists_of_jobs_are_read_without_what_makes_them_large(store: Store
             assert found[large] == without
         else:
             assert found[large] == whole
-    [job] = await store.feed.jobs([large], largest=3_100)  # Bytes count, not characters.
+    [job] = await store.feed.jobs([large], largest=3_100)  # The limit is in bytes, not characters.
     assert job.omitted == ("args", "result")
 
 
@@ -279,4 +279,4 @@ async def test_every_column_of_a_job_is_read_in_lists(backend: Backend) -> None:
     [listed] = await backend.store.driver.fetch(call("jobs_by_id", ids=as_json([job.id]), largest=ANY_SIZE))
     [table] = await backend.store.driver.fetch(call("job", id=job.id))
     names: Any = [set(row.keys()) for row in (listed, table)]  # type: ignore[attr-defined]
-    assert names[0] == {*names[1], "omitted"}, "add the new column to _JOB_COLUMNS in store/statements.py"
+    assert names[0] == {*names[1], "omitted"}, "add the new column to Job in core/jobs.py, or to store/job_columns.py"

@@ -1,4 +1,4 @@
-"""Leases and nodes, on every database: one holder at a time, and tokens that only ever grow."""
+"""Leases and nodes, on every database: one holder at a time, and tokens that only increase."""
 
 import asyncio
 
@@ -10,14 +10,14 @@ from headway.store.coordination import StoreLeases, StoreNodes, _acquire
 from tests.conformance.backend import Backend, Interrupted
 
 LEASE = 30 * SECOND
-SOON = 10 * SECOND  # More than any of these tests takes.
+SOON = 10 * SECOND  # Longer than any of these tests takes.
 
 
 async def _take(store: Store, *names: str, holder: str = "ada", duration: int = LEASE) -> list[Lease]:
     return await store.leases.acquire(list(names), holder=holder, holder_name=f"{holder}-name", duration=duration)
 
 
-async def test_a_free_lease_is_taken(backend: Backend) -> None:
+async def test_free_lease_is_acquired(backend: Backend) -> None:
     before = await backend.now()
     [lease] = await _take(backend.store, "role")
     assert (lease.name, lease.holder, lease.holder_name) == ("role", "ada", "ada-name")
@@ -38,11 +38,11 @@ async def test_renew_keeps_the_token_and_moves_the_end(backend: Backend) -> None
     }
     assert all(lease.until >= leases[0].until + LEASE // 2 for lease in renewed)
     await backend.advance(LEASE // 2 + SECOND)
-    assert await _take(backend.store, "a", holder="bob") == []  # It would have run out without the renewal.
+    assert await _take(backend.store, "a", holder="bob") == []  # It would have expired without the renewal.
     assert await backend.store.leases.renew([], duration=LEASE) == []
 
 
-async def test_a_lease_that_ran_out_can_be_stolen(backend: Backend) -> None:
+async def test_expired_lease_can_be_taken_over(backend: Backend) -> None:
     [old] = await _take(backend.store, "role")
     await backend.advance(LEASE - SOON)
     assert await _take(backend.store, "role", holder="bob") == []
@@ -50,13 +50,13 @@ async def test_a_lease_that_ran_out_can_be_stolen(backend: Backend) -> None:
     [new] = await _take(backend.store, "role", holder="bob")
     assert new.token > old.token
     assert await backend.store.leases.renew([old], duration=LEASE) == []
-    await backend.store.leases.release([old])  # Says nothing, and does nothing.
+    await backend.store.leases.release([old])  # A no-op without an error.
     [(held, runs)] = await backend.store.leases.held("role")
     assert (held.holder, held.token, runs) == ("bob", new.token, True)
 
 
-async def test_what_is_over_is_not_renewed(backend: Backend) -> None:
-    """Also when nobody has taken it yet: its holder has stopped trusting it, and must take it anew."""
+async def test_expired_lease_is_not_renewed(backend: Backend) -> None:
+    """Even if it is still free: its holder has stopped trusting it, and must acquire it again."""
     expired, released = await _take(backend.store, "expired"), await _take(backend.store, "released", duration=DAY)
     await backend.advance(HOUR)
     await backend.store.leases.release(released)
@@ -64,7 +64,7 @@ async def test_what_is_over_is_not_renewed(backend: Backend) -> None:
     assert [runs for _, runs in await backend.store.leases.held("")] == [False, False]
 
 
-async def test_a_released_lease_is_free_at_once(backend: Backend) -> None:
+async def test_released_lease_is_free_at_once(backend: Backend) -> None:
     [old] = await _take(backend.store, "role")
     await backend.store.leases.release([old])
     [(last, runs)] = await backend.store.leases.held("role")
@@ -74,7 +74,7 @@ async def test_a_released_lease_is_free_at_once(backend: Backend) -> None:
     await backend.store.leases.release([])
 
 
-async def test_taking_ones_own_lease_again_gives_a_new_token(backend: Backend) -> None:
+async def test_acquiring_ones_own_lease_again_gives_a_new_token(backend: Backend) -> None:
     [old] = await _take(backend.store, "role")
     [new] = await _take(backend.store, "role")
     assert new.token > old.token
@@ -82,7 +82,7 @@ async def test_taking_ones_own_lease_again_gives_a_new_token(backend: Backend) -
     assert len(await backend.store.leases.renew([new], duration=LEASE)) == 1
 
 
-async def test_a_batch_gets_what_is_free(backend: Backend) -> None:
+async def test_batch_acquires_the_free_leases(backend: Backend) -> None:
     taken = await _take(backend.store, "b", "d", holder="bob")
     won = await _take(backend.store, "d", "c", "a", "b", "a")
     assert sorted(lease.name for lease in won) == ["a", "c"]
@@ -92,8 +92,8 @@ async def test_a_batch_gets_what_is_free(backend: Backend) -> None:
     assert await _take(backend.store) == []
 
 
-async def test_tokens_only_grow(backend: Backend) -> None:
-    """Across release, expiry, deletion of rows by hand, pruning and different names."""
+async def test_tokens_only_increase(backend: Backend) -> None:
+    """Across release, expiry, manual deletion of rows, pruning and different names."""
     store, tokens = backend.store, []
     for number in range(5):
         leases = await _take(store, "role", f"name-{number}")
@@ -116,7 +116,7 @@ async def test_waiting_for_a_lease_writes_nothing(backend: Backend) -> None:
     assert await backend.sql("select * from headway_counters order by name") == before
 
 
-async def test_racing_for_one_lease_has_one_winner(shared: Backend) -> None:
+async def test_race_for_one_lease_has_one_winner(shared: Backend) -> None:
     stores = [shared.store, await shared.another(), await shared.another()]
     tokens = []
     for number in range(8):
@@ -131,7 +131,7 @@ async def test_racing_for_one_lease_has_one_winner(shared: Backend) -> None:
     assert tokens == sorted(set(tokens))
 
 
-async def test_racing_batches_share_without_a_deadlock(shared: Backend) -> None:
+async def test_racing_batches_do_not_deadlock(shared: Backend) -> None:
     stores = [shared.store, await shared.another(), await shared.another()]
     names = [f"lease-{number}" for number in range(30)]
     answers = await asyncio.gather(
@@ -142,8 +142,8 @@ async def test_racing_batches_share_without_a_deadlock(shared: Backend) -> None:
     assert len({lease.token for lease in won}) == 30
 
 
-async def test_a_renewal_beats_a_thief_that_looked_too_early(shared: Backend) -> None:
-    """The thief saw the lease run out; before it writes, the holder has it again under a new token."""
+async def test_reacquired_lease_is_not_taken_over_by_a_stale_read(shared: Backend) -> None:
+    """The other node saw the lease expire; before it writes, the holder has acquired it again with a new token."""
     [old] = await _take(shared.store, "role", duration=SECOND)
     await shared.advance(2 * SECOND)
     async with Interrupted(
@@ -156,14 +156,14 @@ async def test_a_renewal_beats_a_thief_that_looked_too_early(shared: Backend) ->
     assert (won[0].holder == "thief") == bool(in_between.result)
 
 
-async def test_held_reads_by_prefix_whatever_the_characters(backend: Backend) -> None:
+async def test_held_finds_prefixes_with_any_characters(backend: Backend) -> None:
     names = ["occurrence/ü/1", "occurrence/~/2", "occurrence/a/3", "occurrence/🚂/4"]
     await _take(backend.store, *names, "occurrencf", "other")
     assert {lease.name for lease, _ in await backend.store.leases.held("occurrence/")} == set(names)
     assert len(await backend.store.leases.held("", limit=2)) == 2
 
 
-async def test_a_store_without_rows_has_no_leases(backend: Backend) -> None:
+async def test_empty_store_has_no_leases(backend: Backend) -> None:
     assert await StoreLeases(backend.store.driver).held("") == []
 
 
@@ -171,9 +171,9 @@ async def test_nodes(backend: Backend) -> None:
     clock = Clock(node="n1", wall=lambda: 0, monotonic=lambda: 0.0)
     nodes = StoreNodes(backend.store.driver, clock)
     first = Node(id="n1", name="host-1", roles=("scheduler", "worker"), version="1.2", state={"loops": {"ü": 1}})
-    assert await nodes.beat(first) is None  # Nobody asks anything of it.
+    assert await nodes.beat(first) is None  # No request is pending.
     now = await backend.now()
-    assert abs(clock.now() - now) < SOON  # The clock has heard the store's time.
+    assert abs(clock.now() - now) < SOON  # The clock is synced with the store's.
     await backend.advance(SOON)
     await nodes.beat(Node(id="n1", name="host-1", roles=("scheduler",), state={"k": 2}))
     later = await backend.now()

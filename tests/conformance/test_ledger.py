@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections import Counter
 from dataclasses import replace
 
 import msgspec
@@ -18,7 +19,8 @@ from headway.core.schedules import Overlap, ScheduleSpec
 from headway.core.triggers import At, Cron, Every
 from headway.store import Store
 from headway.store.ledger import _fire
-from headway.store.schedules import BACKFILL_MAX
+from headway.store.schedule_definitions import REFUSED
+from headway.store.schedules import BACKFILL_MAX, in_pieces
 from headway.store.transaction import ConstraintViolated
 from tests.conformance.arrange import (
     EVERYTHING,
@@ -36,7 +38,7 @@ from tests.conformance.arrange import (
 )
 from tests.conformance.backend import Backend, Interrupted, columns
 
-SOON = 10 * SECOND  # More than any of these tests takes.
+SOON = 10 * SECOND  # Longer than any of these tests takes.
 EXCLUSIVE = [Overlap.SKIP, Overlap.QUEUE, Overlap.REPLACE]
 
 
@@ -50,7 +52,7 @@ async def _instants(store: Store, name: str) -> list[tuple[str, int, int]]:
 
 
 async def _audit(backend: Backend, name: str, definition: ScheduleSpec, since: int) -> None:
-    """Compare the ledger with the instants of the trigger, counted independently of the planner."""
+    """Compare the ledger with the instants of the trigger, computed independently of the planner."""
     trigger = definition.trigger
     assert isinstance(trigger, Every)
     decided_through = (await backend.schedule(name))["decided_through"]
@@ -72,10 +74,10 @@ async def _live(backend: Backend, name: str) -> list[str]:
     return [row["status"] for row in rows]
 
 
-# Put, revise, remove, add again
+# Create, edit, remove, add again
 
 
-async def test_a_new_schedule_begins_to_count_now(backend: Backend) -> None:
+async def test_new_schedule_starts_now(backend: Backend) -> None:
     before = await backend.now()
     assert await backend.store.schedules.put("s", spec("1h"), owner="app", author="ada") == "created"
     schedule = await backend.store.schedules.get("s")
@@ -93,8 +95,8 @@ async def test_a_new_schedule_begins_to_count_now(backend: Backend) -> None:
     assert await _ledger(backend.store, "s") == []
 
 
-async def test_an_edit_decides_the_past_under_the_old_definition(backend: Backend) -> None:
-    """What was due when the definition changed is decided in the same transaction, by what was valid then."""
+async def test_edit_decides_the_past_with_the_old_definition(backend: Backend) -> None:
+    """Instants due at the time of the edit are decided in the same transaction, by the old definition."""
     store = backend.store
     old, new = spec("1m", overlap="allow", args={"n": 1}), spec("7s", overlap="allow", args={"n": 2})
     await store.schedules.put("s", old)
@@ -118,7 +120,7 @@ async def test_an_edit_decides_the_past_under_the_old_definition(backend: Backen
     assert all(entry.instant > second.effective_at for entry in later)
 
 
-async def test_the_same_definition_changes_nothing(backend: Backend) -> None:
+async def test_unchanged_definition_changes_nothing(backend: Backend) -> None:
     await backend.store.schedules.put("s", spec("1m"))
     before = await backend.schedule("s")
     await backend.advance(HOUR)
@@ -127,7 +129,7 @@ async def test_the_same_definition_changes_nothing(backend: Backend) -> None:
     assert len(await backend.store.ledger.revisions("s")) == 1
 
 
-async def test_removing_and_adding_again_repeats_nothing(backend: Backend) -> None:
+async def test_removing_and_adding_again_repeats_no_instant(backend: Backend) -> None:
     store = backend.store
     definition = spec("1s", overlap="allow")
     await store.schedules.put("s", definition)
@@ -157,8 +159,8 @@ async def test_removing_and_adding_again_repeats_nothing(backend: Backend) -> No
             assert len(covered) == new.effective_at // SECOND - old.effective_at // SECOND
 
 
-async def test_back_and_forth_edits_keep_the_ledger_whole(backend: Backend) -> None:
-    """The same definition before and after others: its instants are decided once, those in between not at all."""
+async def test_back_and_forth_edits_keep_the_ledger_complete(backend: Backend) -> None:
+    """Switch between definitions: instants of the active one are decided once, the others not at all."""
     store = backend.store
     await store.schedules.put("s", spec("1s"))
     since = (await store.schedules.get("s")).created_at
@@ -183,7 +185,7 @@ async def test_owners(backend: Backend) -> None:
     assert (await schedules.get("s")).owner == "reports"
     assert [schedule.name for schedule in await schedules.page(owner="billing")] == []
     assert await schedules.remove("s", owner="reports")
-    assert await schedules.put("s", spec("2m"), owner="billing") == "created"  # Removed: free for anybody.
+    assert await schedules.put("s", spec("2m"), owner="billing") == "created"  # Removed: free for any owner.
 
 
 async def test_expected_revisions(backend: Backend) -> None:
@@ -198,12 +200,12 @@ async def test_expected_revisions(backend: Backend) -> None:
         await schedules.put("s", spec("3m"), expected_revision=1)
     assert (await schedules.get("s")).spec == spec("2m")
     await schedules.remove("s")
-    with pytest.raises(ScheduleChanged):  # Seen before somebody removed it.
+    with pytest.raises(ScheduleChanged):  # Read before another client removed it.
         await schedules.put("s", spec("3m"), expected_revision=2)
     assert await schedules.put("s", spec("3m"), expected_revision=0) == "created"
 
 
-async def test_a_schedule_without_instants_is_refused(backend: Backend) -> None:
+async def test_schedule_without_instants_is_rejected(backend: Backend) -> None:
     schedules = backend.store.schedules
     past = spec(At("2020-01-01T00:00:00Z"))
     with pytest.raises(InvalidSchedule, match="no instant"):
@@ -213,14 +215,14 @@ async def test_a_schedule_without_instants_is_refused(backend: Backend) -> None:
     assert (await schedules.get("s")).next_at is None
 
 
-async def test_racing_creators_make_one_schedule(shared: Backend) -> None:
+async def test_racing_creators_create_one_schedule(shared: Backend) -> None:
     stores = [shared.store, await shared.another(), await shared.another()]
     answers = await asyncio.gather(*(stores[n % 3].schedules.put("s", spec("1m")) for n in range(9)))
     assert sorted(answers) == ["created"] + ["unchanged"] * 8
     assert len(await shared.store.ledger.revisions("s")) == 1
 
 
-async def test_racing_editors_each_make_a_revision(shared: Backend) -> None:
+async def test_racing_editors_each_create_a_revision(shared: Backend) -> None:
     stores = [shared.store, await shared.another(), await shared.another()]
     await shared.store.schedules.put("s", spec("1s"))
     since = (await shared.store.schedules.get("s")).created_at
@@ -236,7 +238,7 @@ async def test_racing_editors_each_make_a_revision(shared: Backend) -> None:
     await _audit(shared, "s", spec("1s"), since)
 
 
-async def test_racing_editors_with_an_expected_revision_win_once(shared: Backend) -> None:
+async def test_one_of_racing_editors_with_an_expected_revision_wins(shared: Backend) -> None:
     other = await shared.another()
     await shared.store.schedules.put("s", spec("1m"))
     answers = await asyncio.gather(
@@ -250,13 +252,16 @@ async def test_racing_editors_with_an_expected_revision_win_once(shared: Backend
     assert sum(isinstance(answer, ScheduleChanged) for answer in answers) == 7
 
 
-async def test_put_new_leaves_existing_ones_alone(backend: Backend) -> None:
+async def test_putting_many_keeps_schedules_of_other_owners(backend: Backend) -> None:
     schedules = backend.store.schedules
     await schedules.put("s-1", spec("1m"), owner="other")
-    specs = {f"s-{number}": spec("5m") for number in range(1_000)}
-    assert await schedules.put_new(specs, owner="app", author="ada") == 999
+    pieces = list(in_pieces({ScheduleRef("default", f"s-{number}"): spec("5m") for number in range(1_000)}))
+    first = Counter([done for piece in pieces for done in await schedules.put_many(piece, owner="app", author="ada")])
+    assert first.pop("created") == 999
+    assert [done.startswith(REFUSED) for done in first.elements()] == [True]
     assert (await schedules.get("s-1")).spec == spec("1m")
-    assert await schedules.put_new(specs, owner="app") == 0
+    again = Counter([done for piece in pieces for done in await schedules.put_many(piece, owner="app")])
+    assert again["unchanged"] == 999
     assert await backend.count("headway_revisions") == 1_000
     names = [schedule.name for schedule in await schedules.page(owner="app", limit=10)]
     assert names == sorted(f"s-{number}" for number in range(1_000) if number != 1)[:10]
@@ -266,7 +271,7 @@ async def test_put_new_leaves_existing_ones_alone(backend: Backend) -> None:
 # Pause, resume
 
 
-async def test_a_pause_is_a_window_of_time(backend: Backend) -> None:
+async def test_pause_is_a_window_of_time(backend: Backend) -> None:
     store = backend.store
     await store.schedules.put("s", spec("1s", overlap="allow"))
     since = (await store.schedules.get("s")).created_at
@@ -287,16 +292,16 @@ async def test_a_pause_is_a_window_of_time(backend: Backend) -> None:
     entries = await _ledger(store, "s")
     outcomes = [entry.outcome for entry in entries for _ in range(entry.count)]
     assert [outcome for outcome, _ in itertools.groupby(outcomes)] == [Decided.FIRED, Decided.PAUSED, Decided.FIRED]
-    assert 10 <= outcomes.count(Decided.PAUSED) <= 20  # As many seconds as begin in ten seconds and a bit.
+    assert 10 <= outcomes.count(Decided.PAUSED) <= 20  # As many seconds as begin in a bit more than ten seconds.
     [reason] = {entry.reason for entry in entries if entry.outcome is Decided.PAUSED}
     assert reason == "paused by ada: moving house"
     await _audit(backend, "s", spec("1s"), since)
-    assert (await store.schedules.get("s")).pauses == ()  # Decided windows are in the ledger, and nowhere else.
+    assert (await store.schedules.get("s")).pauses == ()  # Decided windows are only in the ledger.
     events = await backend.sql("select event from headway_events where schedule = 's' order by seq")
     assert columns(events, "event") == [("paused",), ("resumed",)]
 
 
-async def test_a_pause_with_an_end(backend: Backend) -> None:
+async def test_pause_with_an_end(backend: Backend) -> None:
     store = backend.store
     await store.schedules.put("s", spec("1s", overlap="allow"))
     now = await backend.now()
@@ -318,7 +323,7 @@ async def test_a_pause_with_an_end(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume", "trigger", "backfill"])
-async def test_verbs_on_what_is_not_there(backend: Backend, verb: str) -> None:
+async def test_verbs_on_unknown_schedules(backend: Backend, verb: str) -> None:
     schedules = backend.store.schedules
     await schedules.put("removed", spec("1m"))
     await schedules.remove("removed")
@@ -348,7 +353,7 @@ async def test_trigger(backend: Backend, overlap: Overlap) -> None:
     match overlap:
         case Overlap.ALLOW:
             assert (statuses, asked, new) == (["RUNNING", "PENDING", "PENDING"], False, [True, True])
-        case Overlap.SKIP:  # Whoever clicks twice is told of the one job there is.
+        case Overlap.SKIP:  # A second click returns the existing job.
             assert (ids, new) == ([first, first, first], [False, False])
             assert f"{first} of this schedule is RUNNING, and overlap=skip" in str(second.why)
         case Overlap.QUEUE:
@@ -368,7 +373,7 @@ async def test_trigger(backend: Backend, overlap: Overlap) -> None:
 
 
 async def test_jobs_of_a_schedule_expire(backend: Backend) -> None:
-    """Whoever makes them, `expires` counts from when they may start."""
+    """`expires` counts from the earliest start, whatever creates the job."""
     store = backend.store
     await store.schedules.put("s", spec("1h", expires="10m", overlap="allow"))
     await store.schedules.put("patient", spec("1h", overlap="allow"))
@@ -387,7 +392,7 @@ async def test_jobs_of_a_schedule_expire(backend: Backend) -> None:
     assert "CANCELLED" not in {str(job.status) for job in await store.jobs.page(schedule="patient")}
 
 
-async def test_clicks_at_the_same_moment_make_one_job(shared: Backend) -> None:
+async def test_concurrent_triggers_create_one_job(shared: Backend) -> None:
     stores = [shared.store, await shared.another(), await shared.another()]
     await shared.store.schedules.put("s", spec("1d", overlap="skip"))
     made = await asyncio.gather(*(store.schedules.trigger_once("s", None) for store in stores * 3))
@@ -398,7 +403,7 @@ async def test_clicks_at_the_same_moment_make_one_job(shared: Backend) -> None:
 
 @pytest.mark.parametrize("overlap", Overlap)
 async def test_racing_triggers_and_decisions_keep_one_live_job(shared: Backend, overlap: Overlap) -> None:
-    """S7: people, schedulers and workers at once; never two live jobs of a schedule that wants one."""
+    """S7: people, schedulers and workers at once; never two live jobs of an exclusive schedule."""
     stores = [shared.store, await shared.another(), await shared.another()]
     await shared.store.schedules.put("s", spec("1s", overlap=overlap, queue_limit=3))
     since = (await shared.store.schedules.get("s")).created_at
@@ -423,7 +428,7 @@ async def test_racing_triggers_and_decisions_keep_one_live_job(shared: Backend, 
         live = await _live(shared, "s")
         if overlap is not Overlap.ALLOW:
             assert sum(status != "BLOCKED" for status in live) <= 1, live
-    for _ in range(60):  # Everything that was started ends: nothing is stuck behind something that is gone.
+    for _ in range(60):  # Every started job ends: nothing is stuck behind a job that is gone.
         await shared.store.housekeeping.promote(10)
         await work(shared.store)
     assert await _live(shared, "s") == []
@@ -431,18 +436,18 @@ async def test_racing_triggers_and_decisions_keep_one_live_job(shared: Backend, 
     await _audit(shared, "s", spec("1s"), since)
 
 
-async def test_the_database_refuses_a_second_live_job(backend: Backend) -> None:
+async def test_database_rejects_a_second_live_job(backend: Backend) -> None:
     await enqueue(backend.store, schedule="s", exclusive=True)
     with pytest.raises(ConstraintViolated):
         await enqueue(backend.store, schedule="s", exclusive=True)
-    await enqueue(backend.store, schedule="s", exclusive=True, blocked_by="job_other")  # In line is not live.
+    await enqueue(backend.store, schedule="s", exclusive=True, blocked_by="job_other")  # A queued job is not live.
     await enqueue(backend.store, schedule="s", exclusive=False)
     await enqueue(backend.store, schedule="t", exclusive=True)
     with pytest.raises(Exception, match=r"(?i)unique"):
         await backend.sql("update headway_jobs set status = 'PENDING' where status = 'BLOCKED'")
 
 
-async def test_an_edit_from_allow_to_queue_waits_for_all_that_run(backend: Backend) -> None:
+async def test_edit_from_allow_to_queue_waits_for_all_running_jobs(backend: Backend) -> None:
     store = backend.store
     await store.schedules.put("s", spec("1d", overlap="allow"))
     for _ in range(3):
@@ -457,7 +462,7 @@ async def test_an_edit_from_allow_to_queue_waits_for_all_that_run(backend: Backe
     assert (await backend.job(waiting))["status"] == "PENDING"
 
 
-async def test_an_edit_to_allow_leaves_nobody_waiting_for_those_who_come_later(backend: Backend) -> None:
+async def test_edit_to_allow_leaves_no_job_waiting_for_later_ones(backend: Backend) -> None:
     store = backend.store
     await store.schedules.put("s", spec("1d", overlap="queue"))
     await store.schedules.trigger("s")
@@ -472,7 +477,7 @@ async def test_an_edit_to_allow_leaves_nobody_waiting_for_those_who_come_later(b
     assert not await end(store, later, Succeeded())
 
 
-async def test_a_removed_schedule_that_comes_back_is_not_paused(backend: Backend) -> None:
+async def test_removed_schedule_that_is_added_again_is_not_paused(backend: Backend) -> None:
     store = backend.store
     await store.schedules.put("s", spec("1s"))
     await store.schedules.pause("s")
@@ -485,7 +490,7 @@ async def test_a_removed_schedule_that_comes_back_is_not_paused(backend: Backend
     assert {entry.outcome for entry in await _ledger(store, "s")} & {Decided.FIRED}
 
 
-async def test_a_dry_run_of_a_backfill_writes_nothing(backend: Backend) -> None:
+async def test_dry_run_of_a_backfill_writes_nothing(backend: Backend) -> None:
     store = backend.store
     await store.schedules.put("s", spec("1s"))
     before = await store.schedules.get("s")
@@ -514,10 +519,10 @@ async def test_backfill(backend: Backend, overlap: Overlap) -> None:
         await store.housekeeping.promote(10)
         done.append((await run_one(store)).occurrence_at)
     assert done == expected
-    assert await _ledger(store, "s") == []  # A backfill is a set of jobs; the decisions of that time stand.
+    assert await _ledger(store, "s") == []  # A backfill creates jobs; the decisions of that time stay.
 
 
-async def test_backfill_leaves_out_what_has_fired_and_is_bounded(backend: Backend) -> None:
+async def test_backfill_skips_fired_instants_and_is_bounded(backend: Backend) -> None:
     store = backend.store
     await store.schedules.put("s", spec("1s", overlap="allow", grace="1h"))
     since = (await store.schedules.get("s")).created_at
@@ -551,7 +556,7 @@ async def _run_after(backend: Backend, name: str = "a") -> int:
 
 
 @pytest.mark.parametrize("how", ["settle", "fail", "cancel", "expire"])
-async def test_a_fixed_delay_counts_from_the_end(backend: Backend, how: str) -> None:
+async def test_fixed_delay_counts_from_the_end_of_the_job(backend: Backend, how: str) -> None:
     store = backend.store
     await store.schedules.put("a", after("10m"))
     await decide(store)
@@ -578,7 +583,7 @@ async def test_a_fixed_delay_counts_from_the_end(backend: Backend, how: str) -> 
     assert [entry.instant for entry in await _ledger(store, "a")][1:] == [next_at]
 
 
-async def test_a_retry_is_not_an_end(backend: Backend) -> None:
+async def test_retrying_job_has_not_ended(backend: Backend) -> None:
     store = backend.store
     await store.schedules.put("a", after("10m", max_attempts=3))
     await decide(store)
@@ -591,8 +596,8 @@ async def test_a_retry_is_not_an_end(backend: Backend) -> None:
     assert (await store.schedules.get("a")).next_at is not None
 
 
-async def test_a_stranded_schedule_is_revived(backend: Backend) -> None:
-    """Its job is gone without an end that anybody saw: somebody deleted it, or two ends missed each other."""
+async def test_stranded_schedule_is_revived(backend: Backend) -> None:
+    """Its job disappeared without a recorded end: it was deleted, or two ends missed each other."""
     store = backend.store
     names = ["a-1", "a-2", "a-3"]
     for name in names:
@@ -603,11 +608,11 @@ async def test_a_stranded_schedule_is_revived(backend: Backend) -> None:
     assert await store.ledger.revive_stranded(10) == 1
     assert await store.ledger.revive_stranded(10) == 0
     next_ats = [(await store.schedules.get(name)).next_at for name in names]
-    assert [next_at is None for next_at in next_ats] == [False, False, True]  # The third still has its job.
+    assert [next_at is None for next_at in next_ats] == [False, False, True]  # The third schedule still has its job.
 
 
-async def test_what_is_over_is_not_revived(backend: Backend) -> None:
-    """Removed, paused, and past its end: reviving any of these would go on for ever."""
+async def test_ended_schedule_is_not_revived(backend: Backend) -> None:
+    """Removed, paused, or past its end: reviving one of these would repeat forever."""
     store = backend.store
     now = await backend.now()
     await store.schedules.put("removed", after("1s"))
@@ -620,7 +625,7 @@ async def test_what_is_over_is_not_revived(backend: Backend) -> None:
     await store.schedules.pause("paused")
     await backend.advance(HOUR)
     await decide(store)
-    await run_one(store)  # The last one, an hour late. Its end asks for an instant that is past the schedule's own.
+    await run_one(store)  # The last one, an hour late. Its end asks for an instant after the end of the schedule.
     await backend.advance(2 * SECOND)
     await decide(store)
     before = await backend.sql("select name, version, next_at from headway_schedules order by name")
@@ -633,8 +638,8 @@ async def test_what_is_over_is_not_revived(backend: Backend) -> None:
     assert (await store.jobs.page(schedule="paused"))[0].status is Status.PENDING
 
 
-async def test_ends_that_miss_each_other_strand_nothing(shared: Backend) -> None:
-    """Two last jobs of one schedule end at the same moment, neither seeing the other's end."""
+async def test_concurrent_ends_strand_no_schedule(shared: Backend) -> None:
+    """The last two jobs of one schedule end concurrently, and neither sees the other's end."""
     other = await shared.another()
     await shared.store.schedules.put("a", after("10m", overlap="allow"))
     for _ in range(5):
@@ -648,7 +653,7 @@ async def test_ends_that_miss_each_other_strand_nothing(shared: Backend) -> None
         assert (await shared.store.schedules.get("a")).next_at is not None
 
 
-async def test_a_job_by_hand_moves_a_fixed_delay(backend: Backend) -> None:
+async def test_manual_job_moves_a_fixed_delay(backend: Backend) -> None:
     store = backend.store
     await store.schedules.put("a", after("10m"))
     ended = await _run_after(backend)
@@ -684,7 +689,7 @@ async def test_due_is_oldest_first_and_bounded(backend: Backend) -> None:
     assert (await store.ledger.due(EVERYTHING, 10)).schedules == ()
 
 
-async def test_due_knows_the_live_jobs(backend: Backend) -> None:
+async def test_due_includes_the_live_jobs(backend: Backend) -> None:
     store = backend.store
     for name in ("one", "two"):
         await store.schedules.put(name, spec("1d", overlap="queue"))
@@ -700,7 +705,7 @@ async def test_due_knows_the_live_jobs(backend: Backend) -> None:
 async def test_shards_partition_all_schedules(backend: Backend, count: int) -> None:
     store = backend.store
     names = [f"schedule-{number}-ü" for number in range(300)]
-    await store.schedules.put_new({name: spec("1s") for name in names})
+    await store.schedules.put_many({ScheduleRef("default", name): spec("1s") for name in names})
     await backend.advance(2 * SECOND)
     found: list[str] = []
     for shard in range(count):
@@ -724,7 +729,7 @@ async def _fence(store: Store, *names: str, holder: str = "node-1") -> Fence:
     return Fence(holder=holder, tokens={lease.name: lease.token for lease in leases})
 
 
-async def test_fire_writes_everything_at_once(backend: Backend) -> None:
+async def test_fire_writes_everything_in_one_transaction(backend: Backend) -> None:
     store = backend.store
     fence = await _fence(store, "scheduler/0")
     await store.schedules.put("s", spec("1s", overlap="allow", priority=4, tags=["t"], max_attempts=2))
@@ -772,7 +777,7 @@ async def test_fire_is_fenced(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("how", ["stolen", "expired", "released", "deleted"])
-async def test_a_lease_that_is_over_writes_nothing(backend: Backend, how: str) -> None:
+async def test_expired_lease_writes_nothing(backend: Backend, how: str) -> None:
     store = backend.store
     await store.schedules.put("s", spec("1s"))
     leases = await store.leases.acquire(["scheduler/0"], holder="old", holder_name="", duration=LEASE)
@@ -792,8 +797,8 @@ async def test_a_lease_that_is_over_writes_nothing(backend: Backend, how: str) -
     assert await backend.count("headway_occurrences") == await backend.count("headway_jobs") == 0
 
 
-async def test_a_lease_cannot_be_stolen_while_its_holder_writes(shared: Backend) -> None:
-    """The thief waits for the commit of the holder: decisions under the old token are there before the new one."""
+async def test_lease_cannot_be_taken_over_while_its_holder_writes(shared: Backend) -> None:
+    """The other node waits for the holder's commit: decisions with the old token are visible before the new token."""
     store, other = shared.store, await shared.another()
     await store.schedules.put("s", spec("1s", overlap="skip"))
     [lease] = await store.leases.acquire(["scheduler/0"], holder="node-1", holder_name="", duration=LEASE)
@@ -813,7 +818,7 @@ async def test_a_lease_cannot_be_stolen_while_its_holder_writes(shared: Backend)
     assert seen == [1]
 
 
-async def test_a_stale_plan_is_left_out_and_the_others_are_kept(backend: Backend) -> None:
+async def test_stale_plan_is_skipped_and_the_others_are_kept(backend: Backend) -> None:
     store = backend.store
     for name in ("a", "b", "c"):
         await store.schedules.put(name, spec("1s"))
@@ -851,8 +856,8 @@ async def test_every_change_makes_older_plans_stale(backend: Backend, change: st
     assert await _instants(store, "s") == records
 
 
-async def test_a_job_by_hand_makes_plans_stale_also_when_nothing_is_due(backend: Backend) -> None:
-    """The store's clock went back, so there is no past to decide; the job in the way is new all the same."""
+async def test_manual_job_makes_plans_stale_even_if_nothing_is_due(backend: Backend) -> None:
+    """The store's clock went back, so there is no past to decide; the live job is new nevertheless."""
     store = backend.store
     await store.schedules.put("s", spec("1s"))
     now = await backend.now()
@@ -868,8 +873,8 @@ async def test_a_job_by_hand_makes_plans_stale_also_when_nothing_is_due(backend:
 
 async def test_racing_schedulers_decide_each_instant_once(shared: Backend) -> None:
     stores = [shared.store, await shared.another(), await shared.another()]
-    definitions = {f"s-{number}": spec("1s", overlap="allow") for number in range(20)}
-    await shared.store.schedules.put_new(definitions)
+    definitions = {ScheduleRef("default", f"s-{number}"): spec("1s", overlap="allow") for number in range(20)}
+    await shared.store.schedules.put_many(definitions)
     since = (await shared.store.schedules.get("s-0")).created_at
 
     async def scheduler(store: Store) -> None:
@@ -880,14 +885,14 @@ async def test_racing_schedulers_decide_each_instant_once(shared: Backend) -> No
     for _ in range(4):
         await shared.advance(SECOND)
         await asyncio.gather(*(scheduler(store) for store in stores * 2))
-    for name, definition in definitions.items():
+    for (_, name), definition in definitions.items():
         await _audit(shared, name, definition, since)
     fired = await shared.count("headway_occurrences", "outcome = 'fired'")
     assert await shared.count("headway_jobs") == fired
 
 
-async def test_the_primary_key_refuses_a_second_record(backend: Backend) -> None:
-    """Even when somebody moves the cursor back: the instant is not fired again, its neighbours go on."""
+async def test_primary_key_rejects_a_second_record(backend: Backend) -> None:
+    """Even if the cursor is moved back by hand: the instant does not fire again, and other schedules continue."""
     store = backend.store
     for name in ("a", "b"):
         await store.schedules.put(name, spec("1s", overlap="allow"))
@@ -907,8 +912,8 @@ async def test_the_primary_key_refuses_a_second_record(backend: Backend) -> None
     assert (await backend.schedule("b"))["decided_through"] > before["decided_through"] + 3 * SECOND
 
 
-async def test_a_plan_that_the_store_refuses_is_set_aside(backend: Backend) -> None:
-    """It would be due for ever, and be refused for ever: people are told instead."""
+async def test_plan_that_the_store_rejects_is_set_aside(backend: Backend) -> None:
+    """It would be due and rejected forever: people are informed instead."""
     store = backend.store
     await store.schedules.put("a", spec("1s", overlap="allow"))
     before = await backend.schedule("a")
@@ -922,13 +927,13 @@ async def test_a_plan_that_the_store_refuses_is_set_aside(backend: Backend) -> N
     assert "constraint" in ((await store.schedules.get("a")).attention or "").lower()
 
 
-async def test_a_failing_job_takes_its_decision_back(backend: Backend) -> None:
-    """Occurrence, job and cursor are one: when the job cannot be written, nothing is."""
+async def test_job_that_cannot_be_written_rolls_its_decision_back(backend: Backend) -> None:
+    """Occurrence, job and cursor are one transaction: if the job cannot be written, nothing is."""
     store = backend.store
     await store.schedules.put("s", spec("1s"))
     await store.schedules.put("t", spec("1s"))
     await backend.advance(2 * SECOND)
-    plans = await due_plans(store)  # Made before somebody else's job appears, and without its knowledge.
+    plans = await due_plans(store)  # Planned before another job appears, and unaware of it.
     await backend.sql(
         "insert into headway_jobs (id, tenant, task, queue, priority, status, run_at, attempt, failures, max_attempts,"
         " exclusive, version, schedule, args, created_at, updated_at, progress, reason) values"
@@ -965,7 +970,7 @@ async def test_overlap_rules_in_the_ledger(backend: Backend) -> None:
     assert Decided.SKIPPED in {entry.outcome for entry in await _ledger(store, "queue")}
 
 
-async def test_a_long_outage_costs_a_few_records(backend: Backend) -> None:
+async def test_long_outage_costs_few_records(backend: Backend) -> None:
     store = backend.store
     await store.schedules.put("s", spec("1s", missed="skip"))
     await backend.advance(300 * DAY)
@@ -975,7 +980,7 @@ async def test_a_long_outage_costs_a_few_records(backend: Backend) -> None:
     assert sum(entry.count for entry in entries) >= 300 * 86_400
 
 
-# What cannot be read or planned
+# Unreadable and unplannable schedules
 
 
 async def test_hold(backend: Backend) -> None:
@@ -994,7 +999,7 @@ async def test_hold(backend: Backend) -> None:
     assert (await store.ledger.summary())["attention"] == 1
     assert (await store.ledger.summary())["oldest_undecided_seconds"] > 1  # Held is not decided.
     await backend.advance(61 * SECOND)
-    await decide(store)  # Looked at again, and it could be planned this time: nothing is wrong any more.
+    await decide(store)  # Planned again, this time successfully: the problem is gone.
     assert (await store.schedules.get("s")).attention is None
     await _audit(backend, "s", spec("1s"), made.schedule.decided_through)
 
@@ -1017,7 +1022,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("what", GARBAGE)
-async def test_garbage_holds_up_nobody(backend: Backend, what: str) -> None:
+async def test_garbage_blocks_no_other_schedule(backend: Backend, what: str) -> None:
     store = backend.store
     for name in ("bad", "good"):
         await store.schedules.put(name, spec("1s"))
@@ -1043,7 +1048,7 @@ async def test_garbage_holds_up_nobody(backend: Backend, what: str) -> None:
     assert await store.schedules.remove("bad")
 
 
-async def test_names_are_data(backend: Backend) -> None:
+async def test_names_with_any_characters(backend: Backend) -> None:
     store = backend.store
     names = ["'; drop table headway_jobs; --", 'a "quoted" name', "ünïcödé 🚂", "%", "_", "\\", "a/b", "~"]
     for name in names:
@@ -1057,7 +1062,7 @@ async def test_names_are_data(backend: Backend) -> None:
         assert not await end(store, job, Succeeded())
 
 
-async def test_prune_deletes_old_decisions_and_remembers_how_far(backend: Backend) -> None:
+async def test_prune_deletes_old_decisions_and_records_the_horizon(backend: Backend) -> None:
     store = backend.store
     await store.schedules.put("s", spec("1s", overlap="allow"))
     await backend.advance(3 * SECOND)
@@ -1072,7 +1077,7 @@ async def test_prune_deletes_old_decisions_and_remembers_how_far(backend: Backen
     assert {entry.instant for entry in left}.isdisjoint(entry.instant for entry in old)
     assert left
     assert await store.ledger.pruned_through() == max(entry.decided_at for entry in old)
-    assert await backend.count("headway_jobs", "status = 'PENDING'") > 0  # Live jobs stay, whatever their age.
+    assert await backend.count("headway_jobs", "status = 'PENDING'") > 0  # Live jobs are kept at any age.
 
 
 async def test_prune_deletes_old_events_leases_and_nodes(backend: Backend) -> None:
@@ -1109,8 +1114,8 @@ async def test_summary(backend: Backend) -> None:
     assert summary["last_day"]["fired"] >= 59
 
 
-async def test_plans_beside_the_schedulers_own(backend: Backend) -> None:
-    """A plan for later than now, as a fast clock would make it, is recorded once all the same."""
+async def test_plan_for_the_future_is_recorded_once(backend: Backend) -> None:
+    """A fast clock may plan for later than now; the instant is still recorded once."""
     store = backend.store
     await store.schedules.put("s", spec("1s"))
     schedule = await store.schedules.get("s")

@@ -1,4 +1,4 @@
-"""Every status × every verb × every database: what `TRANSITIONS` allows happens, everything else changes nothing."""
+"""Every status × every verb × every database: transitions in `TRANSITIONS` happen, all others change nothing."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -72,7 +72,7 @@ def _settle_with(outcome: AttemptOutcome, max_attempts: int) -> Verb:
         )
         stale = await backend.store.work.settle([settle(attempt, outcome, 0.5)])
         assert stale in (frozenset(), frozenset({job_id}))
-        return not stale and changed(row, await backend.job(job_id)) != {}  # The same end again is no surprise.
+        return not stale and changed(row, await backend.job(job_id)) != {}  # The same outcome again is accepted.
 
     return verb
 
@@ -106,7 +106,7 @@ async def test_every_verb_on_every_status(backend: Backend, status: Status, verb
             assert after["version"] > before["version"]
             assert (after["finished_at"] is not None) == (after["status"] in FINAL)
             assert (after["lease_until"] is not None) == (after["status"] == Status.RUNNING)
-        elif (status, verb) == (Status.RUNNING, "cancel"):  # Only asked for: the code has not stopped yet.
+        elif (status, verb) == (Status.RUNNING, "cancel"):  # Only requested: the code has not stopped yet.
             assert after["status"] == Status.RUNNING
             assert after["cancel_requested_at"] is not None
         else:
@@ -116,7 +116,7 @@ async def test_every_verb_on_every_status(backend: Backend, status: Status, verb
 
 @pytest.mark.parametrize("status", sorted(FINAL))
 async def test_final_states_never_change(backend: Backend, status: Status) -> None:
-    """All verbs in a row, time passing, leases expiring: the row stays what it was."""
+    """Apply all verbs in a row, advance the clock, expire leases: the row does not change."""
     job_id = await bring_to(backend.store, status)
     before = await backend.job(job_id)
     for verbs in VERBS.values():
@@ -133,8 +133,8 @@ def _header(text: str) -> tuple[frozenset[Status], frozenset[Status]]:
 
 
 @pytest.mark.parametrize("dialect", [SQLITE, POSTGRES], ids=lambda dialect: dialect.name)
-def test_the_statements_say_what_the_table_says(dialect: Dialect) -> None:
-    """The headers of all statements that write a status add up to `TRANSITIONS`, and their bodies keep to them."""
+def test_headers_of_statements_match_the_transitions(dialect: Dialect) -> None:
+    """The headers of all statements that write a status add up to `TRANSITIONS`, and their bodies enforce them."""
     found: dict[str, tuple[frozenset[Status], frozenset[Status]]] = {}
     for statement in catalogue(dialect).values():
         writes = re.search(r"update headway_jobs\s+set status\b", statement.text) is not None
@@ -152,14 +152,14 @@ def test_the_statements_say_what_the_table_says(dialect: Dialect) -> None:
 
 
 @pytest.mark.parametrize("dialect", [SQLITE, POSTGRES], ids=lambda dialect: dialect.name)
-def test_the_constraint_knows_exactly_the_statuses(dialect: Dialect) -> None:
+def test_check_constraint_lists_exactly_the_statuses(dialect: Dialect) -> None:
     script = "\n".join(text for step in migrations(dialect) for text in step.statements)
     jobs = next(text for text in script.split("create table ") if text.startswith("headway_jobs"))
     [listed] = re.findall(r"check \(status in \(([^)]*)\)", jobs)
     assert re.findall(r"'(\w+)'", listed) == list(Status)
 
 
-async def test_the_database_refuses_an_unknown_status(backend: Backend) -> None:
+async def test_database_rejects_an_unknown_status(backend: Backend) -> None:
     job_id = await bring_to(backend.store, Status.PENDING)
     with pytest.raises(Exception, match=r"(?i)check constraint"):
         await backend.sql(f"update headway_jobs set status = 'LOST' where id = '{job_id}'")

@@ -1,4 +1,4 @@
-"""Numbers about the whole store: the same on every database, and bounded."""
+"""Metrics of the whole store: the same on every database, and bounded."""
 
 import asyncio
 
@@ -35,19 +35,19 @@ async def test_tallies_of_all_nodes_are_summed(store: Store) -> None:
     assert [seen.roles for seen in found.alive] == [("scheduler", "worker")] * 3
 
 
-async def test_what_a_node_counted_stays_when_it_leaves(store: Store) -> None:
+async def test_counters_of_a_node_stay_when_it_leaves(store: Store) -> None:
     for name, number in (("a", 2), ("b", 40), ("c", 300)):
         await store.nodes.beat(node(name, tally={"decided|fired": number}))
     before = await cells(store)
     for name in ("b", "a"):
         await store.nodes.leave(f"node_{name}")
-        await store.nodes.leave(f"node_{name}")  # An answer that was lost makes it say so again.
+        await store.nodes.leave(f"node_{name}")  # It repeats this if the response is lost.
         assert await cells(store) == before == {"decided|fired": 342}
     await store.nodes.beat(node("c", tally={"decided|fired": 301}))
     assert await cells(store) == {"decided|fired": 343}
 
 
-async def test_what_a_dead_node_counted_stays_for_ever(backend: Backend) -> None:
+async def test_counters_of_a_dead_node_stay(backend: Backend) -> None:
     store = backend.store
     await store.nodes.beat(node("a", tally={"attempts|failed": 7}))
     await backend.advance(HOUR)
@@ -59,7 +59,7 @@ async def test_what_a_dead_node_counted_stays_for_ever(backend: Backend) -> None
     assert await cells(store) == {"attempts|failed": 7}
 
 
-async def test_nodes_that_leave_at_the_same_time_lose_nothing(shared: Backend) -> None:
+async def test_nodes_that_leave_concurrently_lose_no_counters(shared: Backend) -> None:
     stores = [shared.store, await shared.another(), await shared.another("node-3")]
     names = [f"{n}" for n in range(9)]
     for name in names:
@@ -79,14 +79,14 @@ async def test_nodes_that_leave_at_the_same_time_lose_nothing(shared: Backend) -
     assert all(found == {"won": 9, "held": 90} for found in sums)
 
 
-async def test_what_a_strange_node_says_is_left_out(store: Store) -> None:
+async def test_malformed_counters_are_ignored(store: Store) -> None:
     await store.nodes.beat(node("a", tally={"won": 1, "late": 0.5, "lost": "many", "held": -3, "promoted": True}))
     assert await cells(store) == {"won": 1}
     await store.nodes.leave("node_a")
     assert await cells(store) == {"won": 1}
 
 
-async def test_the_backlog_counts_every_queue_and_finds_its_oldest(backend: Backend) -> None:
+async def test_backlog_counts_every_queue_and_finds_its_oldest_job(backend: Backend) -> None:
     store = backend.store
     await enqueue(store, "mixed", 2, priority=-5)
     await backend.advance(MINUTE)
@@ -99,25 +99,25 @@ async def test_the_backlog_counts_every_queue_and_finds_its_oldest(backend: Back
     await store.work.claim("a", node="node_a", lease=MINUTE, limit=1)
     found = await store.metrics.backlog(1_000)
     assert {queue: depth.pending for queue, depth in found.items()} == {"a": 3, "mixed": 5, "z z": 1}
-    assert 60 <= found["mixed"].oldest_s < 100, "the oldest has the lowest priority"
+    assert 60 <= found["mixed"].oldest_s < 100, "the oldest job has the lowest priority"
     assert max(found["a"].oldest_s, found["z z"].oldest_s) < 40
 
 
-async def test_a_long_queue_is_counted_up_to_a_limit(store: Store) -> None:
+async def test_long_queue_is_counted_up_to_a_limit(store: Store) -> None:
     await enqueue(store, "long", 25)
     await enqueue(store, "short", 9)
     found = await store.metrics.backlog(10)
     assert {queue: depth.pending for queue, depth in found.items()} == {"long": 10, "short": 9}
 
 
-async def test_an_empty_store_has_no_backlog(store: Store) -> None:
+async def test_empty_store_has_no_backlog(store: Store) -> None:
     assert await store.metrics.backlog(1_000) == {}
     assert (await store.metrics.undecided()).oldest_s == 0.0
     assert await store.metrics.dead_letters() == 0
     assert (await store.metrics.deliveries_waiting()).pending == 0
 
 
-async def test_the_oldest_undecided_instant(backend: Backend) -> None:
+async def test_oldest_undecided_instant(backend: Backend) -> None:
     store = backend.store
     await store.schedules.put("tick", ScheduleSpec(task="work", trigger=Every("10s")))
     await backend.advance(MINUTE)
@@ -126,7 +126,7 @@ async def test_the_oldest_undecided_instant(backend: Backend) -> None:
     assert found.held == 0
 
 
-async def test_a_schedule_that_was_set_aside_is_undecided_since_before(backend: Backend) -> None:
+async def test_schedule_set_aside_counts_from_its_undecided_instant(backend: Backend) -> None:
     store = backend.store
     await store.schedules.put("bad", ScheduleSpec(task="work", trigger=Every("10s")))
     version = (await store.schedules.get("bad")).version

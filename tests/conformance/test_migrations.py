@@ -1,4 +1,4 @@
-"""The schema: made once, by however many at once, and refused in one clear sentence when it is not ours."""
+"""The schema: created once, even by concurrent processes, and rejected with one clear sentence if it does not fit."""
 
 import asyncio
 import sqlite3
@@ -33,7 +33,7 @@ CURRENT = 2
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of an empty database."""
+    """Return the URL of an empty database."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/headway.db"
     address: str = request.getfixturevalue("postgres_url")
@@ -51,7 +51,7 @@ async def _write(driver: Driver, text: str) -> None:
     await driver.script([text], "test")
 
 
-async def test_from_nothing_to_the_present_and_no_further(driver: Driver) -> None:
+async def test_migrate_creates_the_current_schema_once(driver: Driver) -> None:
     assert await schema_version(driver) == 0
     with pytest.raises(SchemaMismatch, match="run `headway migrate`"):
         await check_schema(driver)
@@ -62,11 +62,11 @@ async def test_from_nothing_to_the_present_and_no_further(driver: Driver) -> Non
     assert await schema_version(driver) == latest >= CURRENT
 
 
-async def test_an_older_and_a_newer_schema(driver: Driver) -> None:
+async def test_older_and_newer_schema(driver: Driver) -> None:
     await migrate(driver)
     latest = steps_for(driver)[-1].version
     await _write(driver, f"insert into headway_schema (version, name) values ({latest + 1}, 'next')")
-    await check_schema(driver)  # One newer: a rolling upgrade migrates first.
+    await check_schema(driver)  # One newer is accepted: a rolling upgrade migrates first.
     assert await migrate(driver) == (latest + 1, latest + 1)
     await _write(driver, f"insert into headway_schema (version, name) values ({latest + 2}, 'after next')")
     with pytest.raises(SchemaMismatch, match=f"schema {latest + 2}.*knows {latest}; upgrade the program"):
@@ -77,7 +77,7 @@ async def test_an_older_and_a_newer_schema(driver: Driver) -> None:
 
 
 async def _version_1(driver: Driver) -> dict[Status, str]:
-    """Make a database of version 1 with a job in every status, as that version wrote them; return their ids."""
+    """Create a database of version 1 with a job in every status, as that version wrote them; return their ids."""
     await driver.script(steps_for(driver)[0].statements, "test")
     ids = {status: f"job_{number}_{status}" for number, status in enumerate(Status)}
     for number, (status, job_id) in enumerate(ids.items()):
@@ -107,7 +107,7 @@ async def _attempt(driver: Driver, job_id: str, attempt: int, outcome: str) -> N
     )
 
 
-async def test_from_version_1_with_jobs_in_it(driver: Driver) -> None:
+async def test_migration_from_version_1_with_jobs(driver: Driver) -> None:
     ids = await _version_1(driver)
     assert await migrate(driver) == (1, steps_for(driver)[-1].version)
     await check_schema(driver)
@@ -127,7 +127,7 @@ async def test_from_version_1_with_jobs_in_it(driver: Driver) -> None:
         ]
     assert (await store.jobs.attempts(ids[Status.COMPLETED]))[1]["outcome"] == "completed"
     assert [job.id for job in await store.jobs.dead()] == [ids[Status.TIMED_OUT], ids[Status.FAILED]]
-    # Everything goes on from where it was.
+    # Everything continues.
     assert await store.housekeeping.expire(10) == [ids[Status.RUNNING]]
     assert await store.housekeeping.promote(10) == 4
     claimed = [
@@ -137,22 +137,22 @@ async def test_from_version_1_with_jobs_in_it(driver: Driver) -> None:
     ]
     assert {job.id for job in claimed} == {job_id for status, job_id in ids.items() if not status.is_final}
     assert await store.work.settle([settle(job, Succeeded(), 0) for job in claimed]) == frozenset()
-    # A program of version 1 that is still about writes a row for its success, which is shown only once.
+    # A process of version 1 that still runs writes a row for its success, which is shown only once.
     job_id = ids[Status.PENDING]
     await _attempt(driver, job_id, 3, "completed")
     assert [entry["attempt"] for entry in await store.jobs.attempts(job_id)] == [1, 3]
     assert await store.work.settle([settle(job, Succeeded(), 0) for job in claimed]) == frozenset()
 
 
-async def test_a_step_that_fails_leaves_nothing(driver: Driver) -> None:
+async def test_failed_migration_leaves_nothing(driver: Driver) -> None:
     steps = ["create table headway_first (n integer)", "create table headway_first (n integer)"]
     with pytest.raises(Exception, match="exists"):
         await driver.script(steps, "test")
-    await _write(driver, "create table headway_first (n integer)")  # The first attempt left nothing behind.
+    await _write(driver, "create table headway_first (n integer)")  # The failed migration left nothing behind.
     assert await migrate(driver) == (0, steps_for(driver)[-1].version)
 
 
-async def test_many_migrate_at_once(url: str) -> None:
+async def test_concurrent_migrations(url: str) -> None:
     drivers = [open_driver(url) for _ in range(5)]
     latest = steps_for(drivers[0])[-1].version
     answers = await asyncio.gather(*(migrate(driver) for driver in drivers))
@@ -181,7 +181,7 @@ asyncio.run(main())
 """
 
 
-async def test_processes_migrate_at_once(url: str) -> None:
+async def test_concurrent_migrations_of_processes(url: str) -> None:
     processes = [
         await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", PROCESS, url),
@@ -211,7 +211,9 @@ async def test_opening_an_embedded_store_migrates_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.postgres
-async def test_opening_a_server_without_a_schema_is_refused(postgres_server: PostgresServer, postgres_url: str) -> None:
+async def test_opening_a_server_without_a_schema_is_rejected(
+    postgres_server: PostgresServer, postgres_url: str
+) -> None:
     with pytest.raises(SchemaMismatch, match="no Headway schema yet; run `headway migrate`"):
         await Store.open(postgres_url, Clock())
     store = await Store.open(postgres_url, Clock(), checked=False)
@@ -226,7 +228,7 @@ async def test_opening_a_server_without_a_schema_is_refused(postgres_server: Pos
 
 
 async def _before_tenants(driver: Driver) -> None:
-    """Make a populated database as it was when names were unique over all tenants."""
+    """Create a populated database as it was when names were unique over all tenants."""
     for step in steps_for(driver):
         if step.name == "tenants":
             break
@@ -278,12 +280,12 @@ async def _rows(driver: Driver, text: str) -> list[dict[str, object]]:
         await raw.close()
 
 
-async def test_schedules_of_tenants_keep_every_record(driver: Driver) -> None:
+async def test_migration_to_tenants_keeps_every_record(driver: Driver) -> None:
     await _before_tenants(driver)
     before = await _records(driver)
     assert all(before)
     await migrate(driver)
-    assert await _records(driver) == before  # Keys, slots, jitter, decisions and jobs are what they were.
+    assert await _records(driver) == before  # Keys, slots, jitter, decisions and jobs are unchanged.
     store = Store.on(driver, Clock())
     schedules = store.schedules
     for key, tenant in OLD_SCHEDULES.items():
@@ -297,7 +299,7 @@ async def test_schedules_of_tenants_keep_every_record(driver: Driver) -> None:
         (row["tenant"], row["name"]) for row in await _rows(driver, "select tenant, name from headway_schedules_v")
     }
     assert views == {(tenant, key) for key, tenant in OLD_SCHEDULES.items()}
-    # The name is free for everybody else, and still taken in its own tenant.
+    # The name is free in other tenants, and still taken in its own.
     spec = ScheduleSpec.build(task="t", trigger=Every("1h"))
     for tenant in ("default", "globex"):
         assert await schedules.put("report", replace(spec, tenant=tenant)) == "created"
@@ -305,7 +307,7 @@ async def test_schedules_of_tenants_keep_every_record(driver: Driver) -> None:
     keys = {tenant: (await schedules.get("report", tenant=tenant)).key for tenant in ("default", "acme", "globex")}
     assert keys["acme"] == "report"
     assert len(set(keys.values())) == 3
-    # A program of the former version that is still about makes no second schedule of the same name.
+    # A process of the former version that still runs creates no second schedule of the same name.
     with pytest.raises(Exception, match=r"headway_schedules_name|UNIQUE|unique"):
         await _write(
             driver,

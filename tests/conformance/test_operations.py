@@ -1,4 +1,4 @@
-"""What operators and the passing of time do to jobs: parking, deadlines, pauses, dead letters, on every database."""
+"""Effects of operators and of time on jobs: parking, deadlines, pauses, dead letters, on every database."""
 
 import asyncio
 from typing import Any
@@ -51,14 +51,14 @@ async def _status(backend: Backend, *ids: str) -> str:
 
 
 async def _exclusive(store: Store, **options: Any) -> str:
-    """Enqueue a job of the schedule s, which runs one at a time."""
+    """Enqueue a job of the exclusive schedule s."""
     return await enqueue(store, schedule="s", exclusive=True, **options)
 
 
-# Parked: nobody can run it
+# Parked: no worker can run it
 
 
-async def test_a_parked_job_waits_until_somebody_can_run_it(backend: Backend) -> None:
+async def test_parked_job_waits_until_a_worker_can_run_it(backend: Backend) -> None:
     store = backend.store
     job_id = await enqueue(store, max_attempts=1)
     await run_one(store, UNKNOWN)
@@ -78,7 +78,7 @@ async def test_a_parked_job_waits_until_somebody_can_run_it(backend: Backend) ->
     assert columns(await store.jobs.attempts(job_id), "outcome") == [("parked",), ("completed",)]
 
 
-async def test_parked_for_different_causes(backend: Backend) -> None:
+async def test_jobs_parked_for_different_causes(backend: Backend) -> None:
     store = backend.store
     ids = {}
     for cause in ("unknown task", "arguments", "unreadable"):
@@ -91,7 +91,7 @@ async def test_parked_for_different_causes(backend: Backend) -> None:
     assert await store.housekeeping.promote(10) == 2
 
 
-async def test_a_line_waits_behind_its_parked_head(backend: Backend) -> None:
+async def test_queued_jobs_wait_behind_a_parked_one(backend: Backend) -> None:
     store = backend.store
     await store.schedules.put("s", spec("1s", overlap="queue"))
     head = await _exclusive(store)
@@ -101,7 +101,7 @@ async def test_a_line_waits_behind_its_parked_head(backend: Backend) -> None:
     await store.housekeeping.promote(10)
     assert await _status(backend, head, second, third) == "BBB"
     await backend.advance(2 * SECOND)
-    plans = await decide(store)  # The line is full, and what is due now is skipped: nothing overtakes.
+    plans = await decide(store)  # The queue is full, and due instants are skipped: nothing overtakes.
     assert sum(made.fires for made in plans) == 0
     await store.work.unpark(["report"])
     await store.housekeeping.promote(10)
@@ -110,12 +110,12 @@ async def test_a_line_waits_behind_its_parked_head(backend: Backend) -> None:
     assert (await run_one(store, UNKNOWN)).id == second
     await store.housekeeping.promote(10)
     assert await _status(backend, head, second, third) == "CBB"
-    await store.queue.cancel(second, author="ada")  # Somebody gives it up, and the line moves on.
+    await store.queue.cancel(second, author="ada")  # An operator cancels it, and the next one moves up.
     assert await _status(backend, head, second, third) == "CCP"
     assert (await backend.job(second))["parked"] is None
 
 
-async def test_a_parked_job_that_comes_back_waits_for_who_is_live(backend: Backend) -> None:
+async def test_unparked_job_waits_for_the_live_one(backend: Backend) -> None:
     store = backend.store
     await store.schedules.put("s", spec("1d"))
     parked = await _exclusive(store)
@@ -130,11 +130,11 @@ async def test_a_parked_job_that_comes_back_waits_for_who_is_live(backend: Backe
     assert (await run_one(store)).id == parked
 
 
-async def test_retrying_a_parked_job_lets_it_be_looked_at_again(backend: Backend) -> None:
+async def test_retry_of_a_parked_job_unparks_it(backend: Backend) -> None:
     store = backend.store
     job_id = await enqueue(store)
     await run_one(store, UNKNOWN)
-    assert (await store.queue.retry(job_id, author="ada")).id == job_id  # It has not ended, so it is no new job.
+    assert (await store.queue.retry(job_id, author="ada")).id == job_id  # It has not ended, so no new job is created.
     assert await store.housekeeping.promote(10) == 1
     await run_one(store, UNKNOWN)
     await store.queue.cancel(job_id, author="ada")
@@ -148,7 +148,7 @@ async def test_retrying_a_parked_job_lets_it_be_looked_at_again(backend: Backend
 
 
 async def _waiting(store: Store, how: str) -> str:
-    """Make a job that waits in one of the ways to wait, and may do so until a minute after its time."""
+    """Create a job that waits in one of the possible ways, and expires a minute after its time."""
     options: dict[str, Any] = {"expires": MINUTE, "max_attempts": 3}
     match how:
         case "SCHEDULED":
@@ -162,14 +162,14 @@ async def _waiting(store: Store, how: str) -> str:
 
 
 @pytest.mark.parametrize("how", ["SCHEDULED", "PENDING", "RETRYING", "BLOCKED", "parked"])
-async def test_who_did_not_start_in_time_is_ended(backend: Backend, how: str) -> None:
+async def test_job_that_did_not_start_in_time_is_ended(backend: Backend, how: str) -> None:
     store = backend.store
     job_id = await _waiting(store, how)
     assert (await backend.job(job_id))["status"] == ("BLOCKED" if how == "parked" else how)
     await backend.advance(MINUTE - SECOND)
     assert await store.housekeeping.end_overdue(10) == 0
     await backend.advance(3 * SECOND)
-    assert await store.work.claim("default", node="n", lease=LEASE, limit=9) == []  # Also before anybody ends it.
+    assert await store.work.claim("default", node="n", lease=LEASE, limit=9) == []  # Also before the janitor ends it.
     assert await store.housekeeping.end_overdue(10) == 1
     assert await store.housekeeping.end_overdue(10) == 0
     job = await store.jobs.get(job_id)
@@ -178,7 +178,7 @@ async def test_who_did_not_start_in_time_is_ended(backend: Backend, how: str) ->
     assert (await store.jobs.dead()) == []
 
 
-async def test_expired_jobs_move_their_line_and_are_ended_piece_by_piece(backend: Backend) -> None:
+async def test_expired_jobs_are_ended_in_batches_and_free_the_next_ones(backend: Backend) -> None:
     store = backend.store
     await store.schedules.put("s", spec("1d"))
     running = await enqueue(store, expires=MINUTE)
@@ -195,8 +195,8 @@ async def test_expired_jobs_move_their_line_and_are_ended_piece_by_piece(backend
     assert (await backend.job(running))["cancel_requested_at"] is None  # It started in time.
 
 
-async def test_who_is_taken_in_the_last_moment_runs(shared: Backend) -> None:
-    """The claim has begun before the end of its time and is committed after it."""
+async def test_job_claimed_at_the_last_moment_runs(shared: Backend) -> None:
+    """The claim begins before the deadline and commits after it."""
     job_id = await enqueue(shared.store, expires=MINUTE)
     parameters = {"queue": "default", "node": "n", "lease": LEASE, "limit": 1, "skip": "[]"}
     async with Interrupted(shared, lambda: one(call("claim", **parameters)), after="claim") as in_between:
@@ -209,7 +209,7 @@ async def test_who_is_taken_in_the_last_moment_runs(shared: Backend) -> None:
 # Paused queues
 
 
-async def test_nothing_is_taken_from_a_paused_queue(backend: Backend) -> None:
+async def test_paused_queue_is_not_claimed_from(backend: Backend) -> None:
     store = backend.store
     low, high = await enqueue(store), await enqueue(store, priority=5)
     other = await enqueue(store, queue="other")
@@ -224,10 +224,10 @@ async def test_nothing_is_taken_from_a_paused_queue(backend: Backend) -> None:
     assert paused.keys() == {"busy", "default"}
     assert (paused["default"]["paused_by"], paused["default"]["reason"]) == ("ada", "disk")
     assert abs(paused["default"]["paused_at"] - await backend.now()) < MINUTE
-    later = await enqueue(store, priority=9)  # It can still be enqueued into.
+    later = await enqueue(store, priority=9)  # Jobs can still be enqueued.
     assert await store.work.claim("default", node="n", lease=LEASE, limit=9) == []
     assert (await claim_one(store, "other")).id == other
-    await end(store, job, Succeeded())  # What runs goes on to its end.
+    await end(store, job, Succeeded())  # Running jobs continue to their end.
     assert (await backend.job(running))["status"] == "COMPLETED"
     assert await store.queue.resume("default") is True
     assert await store.queue.resume("default") is False
@@ -241,7 +241,7 @@ async def test_nothing_is_taken_from_a_paused_queue(backend: Backend) -> None:
 # Dead letters
 
 
-async def test_dead_letters_are_listed_until_somebody_has_dealt_with_them(backend: Backend) -> None:
+async def test_dead_letters_are_listed_until_they_are_handled(backend: Backend) -> None:
     store = backend.store
     for status in (Status.COMPLETED, Status.CANCELLED, Status.RETRYING, Status.RUNNING):
         await bring_to(store, status)
@@ -254,19 +254,19 @@ async def test_dead_letters_are_listed_until_somebody_has_dealt_with_them(backen
     assert [job.id for job in await store.jobs.dead(limit=2, before=special)] == [again, out_of_time]
     for filters in ({"task": "other"}, {"queue": "q"}, {"tenant": "acme"}, {"schedule": "s", "tenant": "acme"}):
         assert [job.id for job in await store.jobs.dead(**filters)] == [special]  # type: ignore[arg-type]
-    assert await store.jobs.dead(schedule="s") == []  # Of the default tenant.
+    assert await store.jobs.dead(schedule="s") == []  # The default tenant.
     counts = await store.statistics.dead_counts()
     assert columns(counts, "task", "letters", "newest") == [("report", 3, again), ("other", 1, special)]
     before = await backend.job(failed)
     assert await store.queue.drop_dead([again, failed, "job_none"], author="ada") == [failed, again]
     assert await store.queue.drop_dead([failed], author="ada") == []
-    assert changed(before, await backend.job(failed)).keys() == {"reviewed_at", "version"}  # It stays what it was.
+    assert changed(before, await backend.job(failed)).keys() == {"reviewed_at", "version"}  # Still final.
     assert [job.id for job in await store.jobs.dead()] == [special, out_of_time]
     last = (await store.jobs.events(failed))[-1]
     assert (last["event"], msgspec.json.decode(last["data"])) == ("dropped", {"author": "ada"})
 
 
-async def test_a_retry_is_a_new_job_linked_to_the_old_one(backend: Backend) -> None:
+async def test_retry_is_a_new_job_linked_to_the_old_one(backend: Backend) -> None:
     store = backend.store
     given = new_job(
         args='{"n":1}',
@@ -296,18 +296,18 @@ async def test_a_retry_is_a_new_job_linked_to_the_old_one(backend: Backend) -> N
     events = (await store.jobs.events(given.id))[-2:]
     assert sorted(event["event"] for event in events) == ["retried", "reviewed"]
     await run_one(store, queue="q")
-    once_more = await store.queue.retry(new.id, author="ada")  # Also one that completed, as often as somebody wants.
+    once_more = await store.queue.retry(new.id, author="ada")  # Also a completed job, repeatedly.
     assert once_more.rerun_of == new.id
     with pytest.raises(JobNotFound):
         await store.queue.retry("job_none", author="ada")
 
 
-async def test_a_retry_of_an_exclusive_schedule_waits_in_line(backend: Backend) -> None:
+async def test_retry_of_an_exclusive_schedule_is_queued(backend: Backend) -> None:
     store = backend.store
     await store.schedules.put("s", spec("1d"))
     old = await _exclusive(store, occurrence_at=5)
     await run_one(store, FAILED)
-    first = await store.queue.retry(old, author="ada")  # Nobody is live: it is ready.
+    first = await store.queue.retry(old, author="ada")  # No job is live: it is ready.
     assert (first.status, first.schedule, first.occurrence_at, first.exclusive) == (Status.PENDING, "s", 5, True)
     second = await store.queue.retry(old, author="ada")
     third = await store.queue.retry(old, author="ada")
@@ -323,7 +323,7 @@ async def test_a_retry_of_an_exclusive_schedule_waits_in_line(backend: Backend) 
     assert ran == [first.id, second.id, third.id]
 
 
-async def test_a_retry_follows_the_schedule_as_it_is_now(backend: Backend) -> None:
+async def test_retry_follows_the_current_schedule(backend: Backend) -> None:
     store = backend.store
     await store.schedules.put("s", spec("1d"))
     old = await _exclusive(store)
@@ -358,13 +358,13 @@ async def test_racing_retries_and_decisions_leave_one_live_job(shared: Backend) 
 # Schedules whose jobs fail
 
 
-async def test_a_schedule_counts_its_failures_in_a_row(backend: Backend) -> None:
+async def test_schedule_counts_consecutive_failures(backend: Backend) -> None:
     store = backend.store
     await store.schedules.put("s", spec("1d"))
     await store.schedules.put("t", spec("1d"))
 
     async def run(*outcomes: AttemptOutcome, schedule: str = "s") -> int:
-        """Run so many jobs of the schedule, settled together; return what it counts then."""
+        """Run jobs of the schedule with these outcomes, settled together; return its count of failures."""
         for _ in outcomes:
             await enqueue(store, schedule=schedule, max_attempts=2)
         jobs: list[Claimed] = await store.work.claim("default", node="n", lease=LEASE, limit=9)
@@ -390,10 +390,10 @@ async def test_a_schedule_counts_its_failures_in_a_row(backend: Backend) -> None
     await claim_one(store)
     await lose(backend, times=3)
     assert (await store.schedules.get("s")).failing == 1
-    assert (await backend.schedule("s"))["version"] == revision  # Whoever plans it is not disturbed.
+    assert (await backend.schedule("s"))["version"] == revision  # Its plans do not become stale.
 
 
-async def test_a_refused_settlement_is_not_counted(backend: Backend) -> None:
+async def test_rejected_settlement_is_not_counted(backend: Backend) -> None:
     store = backend.store
     await store.schedules.put("s", spec("1d"))
     await enqueue(store, schedule="s", max_attempts=3)
@@ -401,7 +401,7 @@ async def test_a_refused_settlement_is_not_counted(backend: Backend) -> None:
     await end(store, stale, Released())
     assert await end(store, stale, FAILED) == {stale.id}
     job = await claim_one(store)
-    for _ in range(2):  # The second time as after a lost answer.
+    for _ in range(2):  # The second time as after a lost response.
         assert await end(store, job, FAILED) == frozenset()
     assert (await store.schedules.get("s")).failing == 1
 
@@ -410,7 +410,7 @@ async def _times(backend: Backend, job_id: str) -> list[Instant]:
     return [event["at"] for event in await backend.store.jobs.events(job_id)]
 
 
-async def test_what_operators_do_is_in_the_history_in_its_order(backend: Backend) -> None:
+async def test_actions_of_operators_are_in_the_history_in_order(backend: Backend) -> None:
     store = backend.store
     job_id = await enqueue(store)
     await run_one(store, UNKNOWN)

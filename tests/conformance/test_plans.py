@@ -1,8 +1,7 @@
-"""The hot statements use their indexes: a million finished jobs or far-off schedules must cost them nothing.
+"""The hot statements use their indexes: a million finished jobs or future schedules must not slow them down.
 
-SQLite plans by its rules, so an empty database shows the plan. PostgreSQL plans by numbers: its tables are filled,
-and each statement is looked at once for its present parameters and once as the generic plan that a prepared statement
-ends up with.
+SQLite plans by rules, so an empty database shows the plan. PostgreSQL plans by statistics: its tables are filled, and
+each statement is checked once with its actual parameters and once with the generic plan of a prepared statement.
 """
 
 import json
@@ -23,7 +22,7 @@ JOB = "job_00000000000000000000000777"
 IDS = json.dumps([JOB, "job_00000000000000000000000778"])
 NAMES = json.dumps(["s-7", "s-8"])
 
-# What chooses jobs; here, all of them.
+# The condition that selects jobs; here, all of them.
 ANY: dict[str, Any] = {
     "status": None,
     "task": None,
@@ -42,7 +41,7 @@ ANY: dict[str, Any] = {
 
 WHICH: dict[str, Any] = {"task": None, "queue": None, "tenant": None, "schedule": None}
 
-# One set of parameters for every statement that runs in a loop or for every job or schedule.
+# One set of parameters for every statement that runs in a loop, or for every job or schedule.
 HOT: dict[str, dict[str, Any]] = {
     "due": {"shards": 4, "shard_ids": '["0", "2"]', "limit": 1_000},
     "next_due": {"shards": 4, "shard_ids": '["0", "2"]'},
@@ -227,7 +226,7 @@ HOT: dict[str, dict[str, Any]] = {
     "release": {"leases": '[{"lease_name": "scheduler/0", "lease_token": 5}]', "holder": "n"},
     "fence": {"names": '["scheduler/0"]', "holder": "n"},
 }
-# The index has the order that they ask for.
+# The index has the requested order.
 ORDERED = {
     "claim",
     "claim (skipping)",
@@ -242,7 +241,7 @@ ORDERED = {
     "dead_letters_page",
 }
 KEY = "headway_jobs_pkey|sqlite_autoindex_headway_jobs_1"
-# Each of these has an index that is made for it, and reads the big table in no other way.
+# Each of these has its own index, and reads the large table in no other way.
 BY: dict[str, str] = {
     **dict.fromkeys(("claim", "claim (skipping)", "ready_queues", "ahead"), "headway_jobs_ready"),
     **dict.fromkeys(("extend", "settle", "settle_completed", "report", "hold_attempt", "unpark_jobs"), KEY),
@@ -266,7 +265,7 @@ BY: dict[str, str] = {
     "log_newest": "headway_log_job",
     "prune_log": "headway_log_job",
 }
-# They must not go astray either when a full table was empty a minute ago.
+# They must also be planned well when a full table was empty a minute ago.
 UNDER_LOAD = (
     "claim",
     "claim (skipping)",
@@ -291,7 +290,7 @@ UNDER_LOAD = (
     "job",
     "cancel",
 )
-# Statements for people, run by hand or once in a while, and those about tables that stay small.
+# Statements for people, run manually or rarely, and those on small tables.
 COLD = {
     *(
         "schedule_add",
@@ -325,7 +324,7 @@ COLD = {
 }
 
 BIG = "headway_(?:jobs|schedules|occurrences|attempts|events|revisions|leases|log|steps)"
-# Partial indexes that hold only what is waiting or running: reading all of one is reading what there is to do.
+# Partial indexes that hold only waiting or running jobs: scanning one reads only pending work.
 SMALL = "headway_jobs_(?:ready|waiting|blocked|leased|apart)|headway_schedules_delay"
 
 
@@ -337,7 +336,7 @@ def test_every_statement_is_hot_or_cold() -> None:
 
 
 def _statement(name: str) -> str:
-    """A statement can be looked at with several sets of parameters, which a word in brackets tells apart."""
+    """Return a statement by its name; a word in brackets distinguishes several sets of parameters."""
     return name.partition(" ")[0]
 
 
@@ -358,9 +357,9 @@ def test_sqlite_searches(sqlite: SqliteConnection, name: str) -> None:
         rf"SCAN (?:\w+ USING (?:COVERING )?INDEX (?:{SMALL})\b|due|free|picked|old|gone|r|t|found|leased|ran|before_it|"
         r"headway_all_attempts$|headway_events_v$|CONSTANT ROW|\(.*\))"
     )
-    if name == "next_due":  # Walks along the index until the first schedule of its shards.
+    if name == "next_due":  # Walks the index up to the first schedule of its shards.
         allowed = re.compile("SCAN headway_schedules USING INDEX headway_schedules_due")
-    if name in ("dead_counts", "dead_errors", "failed_errors"):  # Walks along the index until its limit.
+    if name in ("dead_counts", "dead_errors", "failed_errors"):  # Walks the index up to its limit.
         allowed = re.compile("SCAN headway_jobs USING INDEX headway_jobs_dead|SCAN (?:letters|failed)")
     if name in ("backlog", "dead_letters", "deliveries_waiting"):  # The same.
         allowed = re.compile(
@@ -368,11 +367,11 @@ def test_sqlite_searches(sqlite: SqliteConnection, name: str) -> None:
             r"|SCAN headway_deliveries USING INDEX headway_deliveries_due"
             r"|SCAN (?:CONSTANT ROW|heads|lanes|oldest|letters|waiting)$"
         )
-    if name in ("live_counts", "ended_counts"):  # Counts what it has found.
+    if name in ("live_counts", "ended_counts"):  # Counts its results.
         allowed = re.compile(rf"SCAN \w+ USING INDEX (?:{SMALL})|SCAN (?:live|running|ready|waiting|blocked|ended)$")
-    if name == "erasable_by_key":  # A job and those that repeat it.
+    if name == "erasable_by_key":  # A job and its retries.
         allowed = re.compile(r"SCAN family$")
-    if name in ("ended_series", "calendar", "calendar_runs"):  # Counts what it has found, up to a limit.
+    if name in ("ended_series", "calendar", "calendar_runs"):  # Counts its results, up to a limit.
         allowed = re.compile(r"SCAN (?:looked_at|ranked|\(subquery-\d+\)|p|r|within_it|before_it)$")
     assert [line for line in scans if not allowed.search(line)] == [], "\n".join(plan)
     assert not any("AUTOMATIC" in line for line in plan), "\n".join(plan)
@@ -389,7 +388,7 @@ def _sqlite_plan(sqlite: SqliteConnection, name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", sorted(ORDERED))
 def test_sqlite_does_not_sort(sqlite: SqliteConnection, name: str) -> None:
-    """The index has the order that is asked for, so a limit ends the work, however much waits."""
+    """The index has the requested order, so the limit ends the work, whatever the backlog."""
     assert not any("TEMP B-TREE" in line for line in _sqlite_plan(sqlite, name))
 
 
@@ -438,7 +437,7 @@ select 'occurrence/s-' || n || '/1', 'n', '', n, {now}, {now} + 30000000 from ge
 
 @pytest.fixture
 async def unknown(request: pytest.FixtureRequest) -> AsyncIterator[asyncpg.Connection]:
-    """Tables of which nobody makes statistics but the test."""
+    """Create tables on which only the test runs ANALYZE."""
     databases: Databases = request.getfixturevalue("postgres_databases")
     url = databases.take()
     connection = await asyncpg.connect(url, timeout=DEADLINE_S)
@@ -453,7 +452,7 @@ async def unknown(request: pytest.FixtureRequest) -> AsyncIterator[asyncpg.Conne
 
 @pytest.fixture
 async def filled(unknown: asyncpg.Connection) -> asyncpg.Connection:
-    """Full tables, with statistics that were made when they were empty."""
+    """Fill the tables, with statistics from when they were empty."""
     await unknown.execute("analyze")
     await unknown.execute(FILL.format(now=POSTGRES.render("{now}")))
     return unknown
@@ -466,7 +465,7 @@ def _literal(value: object) -> str:
 
 
 async def _plans(connection: asyncpg.Connection, name: str) -> dict[str, str]:
-    """Return the plan for these parameters, and the one for any."""
+    """Return the plan for these parameters, and the generic one."""
     statement = catalogue(POSTGRES)[_statement(name)]
     text = positional(statement, lambda index: f"${index}")
     values = [HOT[name][parameter] for parameter in statement.parameters]
@@ -488,8 +487,8 @@ async def test_postgres_uses_its_indexes(filled: asyncpg.Connection) -> None:
 
 
 @pytest.mark.postgres
-async def test_postgres_finds_jobs_by_id_in_a_young_small_table(unknown: asyncpg.Connection) -> None:
-    """There it would rather read a thousand rows than look for two."""
+async def test_postgres_finds_jobs_by_id_in_a_small_new_table(unknown: asyncpg.Connection) -> None:
+    """The planner would rather read a thousand rows than look up two."""
     few = FILL.partition(";")[0].replace("60000", "1000")
     await unknown.execute(few.format(now=POSTGRES.render("{now}")))
     problems = await _problems(unknown, ("versions", "stamps", "jobs_by_id"), "no statistics")
@@ -501,7 +500,7 @@ async def _problems(connection: asyncpg.Connection, names: Iterable[str], when: 
     for name in names:
         for kind, plan in (await _plans(connection, name)).items():
             if name.startswith("prune_") and kind == "generic":
-                continue  # Without its parameters it seems to delete a good part of the table.
+                continue  # Without its parameters it seems to delete a large part of the table.
             if not _is_good(name, plan):
                 problems.append(f"{name}, {kind} plan, {when}:\n{plan}")
     return problems
@@ -512,7 +511,7 @@ def _is_good(name: str, plan: str) -> bool:
         return False
     if _statement(name) == "claim" and re.search(r"-> +(?:Incremental )?Sort", plan):
         return False
-    if name == "ready_queues" and "Aggregate" in plan:  # Looks at the first of each queue, not at all of them.
+    if name == "ready_queues" and "Aggregate" in plan:  # Reads the first row of each queue, not all.
         return False
     used = set(re.findall(r"(?:using|Bitmap Index Scan on) (headway_\w+)", plan))
     return name not in BY or bool(used & set(BY[name].split("|")))

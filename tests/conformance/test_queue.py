@@ -1,4 +1,4 @@
-"""The verbs of the queue, on every database: what `ports.Queue` promises, also between racing connections."""
+"""The verbs of the queue, on every database: the contract of `ports.Queue`, also between racing connections."""
 
 import asyncio
 from collections import Counter
@@ -31,10 +31,10 @@ from headway.store.queue import ENQUEUE_MAX, cancel
 from tests.conformance.arrange import LEASE, attempt_of, bring_to, claim_one, end, enqueue, new_job, run_one, spec
 from tests.conformance.backend import Backend, Interrupted, changed, columns
 
-SOON = 10 * SECOND  # More than any of these tests takes, less than any wait in them.
+SOON = 10 * SECOND  # Longer than any of these tests takes, shorter than any delay in them.
 
 
-async def test_a_new_job_has_what_it_was_given(backend: Backend) -> None:
+async def test_new_job_has_its_options(backend: Backend) -> None:
     given = new_job(
         task="video.transcode",
         args='{"n":1,"text":"ö \\"quoted\\" \\\\ 🚂"}',
@@ -59,14 +59,14 @@ async def test_a_new_job_has_what_it_was_given(backend: Backend) -> None:
     assert (job.finished_at, job.lease_until, job.node, job.schedule) == (None, None, None, None)
 
 
-async def test_the_time_of_a_job(backend: Backend) -> None:
+async def test_start_time_of_a_job(backend: Backend) -> None:
     store, now = backend.store, await backend.now()
     jobs = [new_job(delay=HOUR), new_job(run_at=now + HOUR), new_job(run_at=now - HOUR), new_job()]
     later, at, past, at_once = await store.queue.enqueue(jobs)
     assert [row.status for row in (later, at, past, at_once)] == ["SCHEDULED", "SCHEDULED", "PENDING", "PENDING"]
     assert (later.run_at - later.created_at, at.run_at, past.run_at) == (HOUR, now + HOUR, now - HOUR)
     assert (await store.jobs.get(later.id)).ready_at is None
-    # The earlier time goes first, whenever it was enqueued.
+    # The earlier time goes first, in any order of enqueueing.
     assert [job.id for job in await store.work.claim("default", node="n", lease=LEASE, limit=9)] == [
         past.id,
         at_once.id,
@@ -83,12 +83,12 @@ async def test_bulk_is_all_or_nothing_and_bounded(backend: Backend) -> None:
     assert [row.id for row in rows] == [job.id for job in jobs[:-1]]
     assert await backend.count("headway_jobs") == ENQUEUE_MAX
     assert await store.queue.enqueue([]) == []
-    with pytest.raises(Exception, match=r"(?i)unique"):  # One id twice: none of the batch exists.
+    with pytest.raises(Exception, match=r"(?i)unique"):  # A duplicate id: no job of the batch exists.
         await store.queue.enqueue([jobs[-1], jobs[0]])
     assert await backend.count("headway_jobs") == ENQUEUE_MAX
 
 
-async def test_a_key_makes_one_job(backend: Backend) -> None:
+async def test_key_creates_one_job(backend: Backend) -> None:
     store = backend.store
     [first] = await store.queue.enqueue([new_job(key="k", args='{"a":1}')])
     [again] = await store.queue.enqueue([new_job(key="k", args='{"a":1}')])
@@ -98,7 +98,7 @@ async def test_a_key_makes_one_job(backend: Backend) -> None:
     for other in (new_job(key="k", args='{"a":2}'), new_job(key="k", args='{"a":1}', task="other")):
         with pytest.raises(DuplicateKey, match=first.id):
             await store.queue.enqueue([other])
-    await run_one(backend.store)  # Also after the job has ended: its key is used until it is pruned.
+    await run_one(backend.store)  # Also after the job has ended: its key is taken until it is pruned.
     assert (await store.queue.enqueue([new_job(key="k", args='{"a":1}')]))[0].status == "COMPLETED"
     assert await backend.count("headway_jobs") == 2
 
@@ -114,7 +114,7 @@ async def test_keys_in_a_batch(backend: Backend) -> None:
     assert await backend.count("headway_jobs", "key = 'c'") == 0
 
 
-async def test_concurrent_enqueues_with_one_key_make_one_job(shared: Backend) -> None:
+async def test_concurrent_enqueues_with_one_key_create_one_job(shared: Backend) -> None:
     stores = [shared.store, await shared.another(), await shared.another()]
     for round_number in range(5):
         key = f"key-{round_number}"
@@ -147,7 +147,7 @@ async def test_claim_order(backend: Backend) -> None:
     assert await store.work.claim("default", node="worker-1", lease=LEASE, limit=3) == []
 
 
-async def test_racing_claims_take_each_job_once(shared: Backend) -> None:
+async def test_racing_claims_claim_each_job_once(shared: Backend) -> None:
     stores = [shared.store, await shared.another(), await shared.another()]
     ids = [row.id for row in await shared.store.queue.enqueue([new_job() for _ in range(400)])]
 
@@ -163,8 +163,8 @@ async def test_racing_claims_take_each_job_once(shared: Backend) -> None:
     assert await shared.count("headway_jobs", "status = 'RUNNING' and attempt = 1") == 400
 
 
-async def test_racing_settles_write_one_end(shared: Backend) -> None:
-    """The worker, the janitor and an operator meet at one job: one of them ends it, once."""
+async def test_racing_settlements_end_a_job_once(shared: Backend) -> None:
+    """The worker, the janitor and an operator end the same job: one of them wins."""
     others = [await shared.another(), await shared.another()]
     for _ in range(10):
         await enqueue(shared.store)
@@ -185,8 +185,8 @@ async def test_racing_settles_write_one_end(shared: Backend) -> None:
             await shared.store.queue.cancel(job.id, author="test")
 
 
-async def test_a_cancel_is_not_lost_between_two_looks(shared: Backend) -> None:
-    """A worker hands a job back while it is being cancelled: it is ended, or asked to stop, but never neither."""
+async def test_cancel_during_a_release_is_not_lost(shared: Backend) -> None:
+    """A worker releases a job while it is being cancelled: it is ended or asked to stop, never neither."""
     other = await shared.another()
     await enqueue(shared.store)
     job = await claim_one(shared.store)
@@ -201,7 +201,7 @@ async def test_extend(backend: Backend) -> None:
         await enqueue(backend.store, max_attempts=3)
     running, taken, asked = await store.work.claim("default", node="n", lease=LEASE, limit=3)
     await end(backend.store, taken, Released())
-    second = await claim_one(backend.store)  # The same job under a new attempt.
+    second = await claim_one(backend.store)  # The same job with a new attempt.
     assert (second.id, second.attempt) == (taken.id, 2)
     await store.queue.cancel(asked.id, author="ops", reason="enough")
     await backend.advance(LEASE // 2)
@@ -226,7 +226,7 @@ CASES: list[tuple[AttemptOutcome, int, dict[str, Any]]] = [
     (Released("draining"), 1, {"status": "PENDING", "failures": 0, "reason": "draining"}),
     (Crashed('{"e":3}'), 1, {"status": "FAILED", "failures": 1, "error": '{"e":3}'}),
     (Parked("nobody knows it"), 1, {"status": "BLOCKED", "parked": "unknown task", "reason": "nobody knows it"}),
-    (LeaseExpired(), 1, {"status": "RETRYING", "failures": 0, "company": None}),  # Not the fault of the job.
+    (LeaseExpired(), 1, {"status": "RETRYING", "failures": 0, "company": None}),  # Not charged to the job.
 ]
 
 
@@ -250,14 +250,14 @@ async def test_settle(backend: Backend, outcome: AttemptOutcome, max_attempts: i
     assert attempt["error"] == settlement.error
     assert (attempt["attempt"], attempt["node"], attempt["started_at"]) == (1, "worker-1", job.started_at)
     assert (attempt["ready_at"], attempt["ended_at"]) == (job.ready_at, after["updated_at"])
-    assert await backend.count("headway_attempts") == (after["status"] != "COMPLETED")  # The job itself says it.
-    # Once more, as after a lost answer: nothing changes, and nobody is told off.
+    assert await backend.count("headway_attempts") == (after["status"] != "COMPLETED")  # Recorded in the job itself.
+    # Once more, as after a lost response: nothing changes, and it is not stale.
     assert await backend.store.work.settle([settlement]) == frozenset()
     assert changed(after, await backend.job(job.id)) == {}
     assert await backend.count("headway_events") == 0
 
 
-async def test_a_retry_waits_and_then_runs_again(backend: Backend) -> None:
+async def test_retrying_job_waits_and_runs_again(backend: Backend) -> None:
     store = backend.store
     await enqueue(backend.store, max_attempts=2)
     job = await run_one(backend.store, Raised("{}", retry_in=MINUTE))
@@ -274,7 +274,7 @@ async def test_a_retry_waits_and_then_runs_again(backend: Backend) -> None:
     assert columns(await store.jobs.attempts(job.id), "attempt", "outcome") == [(1, "failed"), (2, "failed")]
 
 
-async def test_a_stale_attempt_changes_nothing_and_is_recorded(backend: Backend) -> None:
+async def test_stale_attempt_changes_nothing_and_is_recorded(backend: Backend) -> None:
     store = backend.store
     await enqueue(store, max_attempts=5)
     stale = await claim_one(store)
@@ -291,8 +291,8 @@ async def test_a_stale_attempt_changes_nothing_and_is_recorded(backend: Backend)
     assert await end(store, current, Raised("{}", retryable=False)) == {current.id}
 
 
-async def test_settling_a_batch_keeps_its_members_apart(backend: Backend) -> None:
-    """A worker may hold an old and the present attempt of one job: each is judged by its own attempt."""
+async def test_settlements_of_a_batch_are_independent(backend: Backend) -> None:
+    """A worker may hold a stale and the current attempt of one job: each is fenced by its own number."""
     store = backend.store
     for _ in range(3):
         await enqueue(store, max_attempts=5)
@@ -314,7 +314,7 @@ async def test_settling_a_batch_keeps_its_members_apart(backend: Backend) -> Non
     assert await backend.count("headway_events", "event = 'settle_refused'") == 1
 
 
-async def test_settling_a_job_that_does_not_exist(backend: Backend) -> None:
+async def test_settling_an_unknown_job(backend: Backend) -> None:
     ghost = Settlement(
         job_id="job_ghost", attempt=1, status=Status.COMPLETED, outcome="completed", reason="", failures=0
     )
@@ -322,7 +322,7 @@ async def test_settling_a_job_that_does_not_exist(backend: Backend) -> None:
     assert await backend.store.work.settle([]) == frozenset()
 
 
-async def test_only_the_lease_decides_who_is_dead(backend: Backend) -> None:
+async def test_only_an_expired_lease_expires_an_attempt(backend: Backend) -> None:
     store = backend.store
     for _ in range(3):
         await enqueue(store, max_attempts=2)
@@ -338,7 +338,7 @@ async def test_only_the_lease_decides_who_is_dead(backend: Backend) -> None:
     assert (row["status"], row["failures"], row["lease_until"]) == ("RETRYING", 0, None)
     [attempt] = await store.jobs.attempts(frozen.id)
     assert (attempt["outcome"], "LeaseExpired" in attempt["error"]) == ("expired", True)
-    assert await end(store, frozen, Succeeded()) == {frozen.id}  # It woke up and is too late.
+    assert await end(store, frozen, Succeeded()) == {frozen.id}  # The worker resumes too late.
     await backend.advance(HOUR)
     await store.housekeeping.promote(10)
     assert (await claim_one(store)).id == frozen.id
@@ -349,7 +349,7 @@ async def test_only_the_lease_decides_who_is_dead(backend: Backend) -> None:
 
 @pytest.mark.parametrize("first", [SECOND, 2 * HOUR])
 async def test_expire_is_bounded_and_starts_jobs_again_soon(backend: Backend, first: int) -> None:
-    """At once after the first loss; after more, as the job's own back-off says, but not as late as for a failure."""
+    """At once after the first loss; then after the job's back-off, but sooner than after a failure."""
     store = backend.store
     backoff = Backoff(first=first, most=first)
     await store.queue.enqueue([new_job(max_attempts=3, backoff=backoff) for _ in range(5)])
@@ -389,7 +389,7 @@ async def test_cancel(backend: Backend, status: Status) -> None:
     if status is Status.RUNNING:
         assert (job.status, event["event"]) == (Status.RUNNING, "cancel_requested")
         before = await backend.job(job_id)
-        assert (await store.queue.cancel(job_id, author="bob")).status is Status.RUNNING  # Asked already.
+        assert (await store.queue.cancel(job_id, author="bob")).status is Status.RUNNING  # Already requested.
         assert changed(before, await backend.job(job_id)) == {}
     else:
         assert (job.status, event["event"]) == (Status.CANCELLED, "cancelled")
@@ -398,7 +398,7 @@ async def test_cancel(backend: Backend, status: Status) -> None:
             await store.queue.cancel(job_id, author="ada")
 
 
-async def test_cancel_by_the_beginning_of_an_id_or_not_at_all(backend: Backend) -> None:
+async def test_cancel_accepts_the_beginning_of_an_id(backend: Backend) -> None:
     store = backend.store
     job_id = await enqueue(backend.store, id="job_abc123")
     assert (await store.queue.cancel("job_abc", author="ada")).status is Status.CANCELLED
@@ -408,8 +408,8 @@ async def test_cancel_by_the_beginning_of_an_id_or_not_at_all(backend: Backend) 
 
 
 @pytest.mark.parametrize("outcome", [Raised("{}"), TimedOut("{}"), Released(), Parked("?"), LeaseExpired()])
-async def test_a_job_that_was_asked_to_stop_does_not_run_again(backend: Backend, outcome: AttemptOutcome) -> None:
-    """Whatever ends the attempt: the cancel was acknowledged, so it holds."""
+async def test_job_with_a_requested_cancel_does_not_run_again(backend: Backend, outcome: AttemptOutcome) -> None:
+    """Whatever ends the attempt: the cancel was acknowledged, so it applies."""
     store = backend.store
     await enqueue(store, max_attempts=5)
     job = await claim_one(store)
@@ -425,7 +425,7 @@ async def test_a_job_that_was_asked_to_stop_does_not_run_again(backend: Backend,
 
 
 async def _line(store: Store, length: int) -> list[str]:
-    """Make a line of jobs, each waiting for the one before; the first runs."""
+    """Create a chain of queued jobs, each waiting for the previous one; the first runs."""
     await store.schedules.put("s", spec("1d"))
     ids = [await enqueue(store, schedule="s", exclusive=True)]
     await claim_one(store)
@@ -440,7 +440,7 @@ async def _statuses(backend: Backend, ids: list[str]) -> str:
 
 
 @pytest.mark.parametrize("gone", [(1,), (2,), (1, 2), (2, 1), (1, 3), (3, 2, 1)])
-async def test_a_line_stays_a_line_when_its_middle_is_cancelled(backend: Backend, gone: tuple[int, ...]) -> None:
+async def test_queued_jobs_stay_in_order_when_one_is_cancelled(backend: Backend, gone: tuple[int, ...]) -> None:
     store = backend.store
     ids = await _line(store, 5)
     for position in gone:
@@ -450,13 +450,13 @@ async def test_a_line_stays_a_line_when_its_middle_is_cancelled(backend: Backend
     assert await _statuses(backend, left) == "R" + "B" * (len(left) - 1)
     first = await store.jobs.get(left[0])
     await end(store, first, Succeeded())
-    for position in range(1, len(left)):  # Each end frees exactly the next one, in the order of the line.
+    for position in range(1, len(left)):  # Each end frees exactly the next one, in order.
         assert await _statuses(backend, left[position:]) == "P" + "B" * (len(left) - position - 1)
         assert (await run_one(store)).id == left[position]
     assert await _statuses(backend, left) == "C" * len(left)
 
 
-async def test_cancelling_the_ready_head_of_a_line_frees_the_next(backend: Backend) -> None:
+async def test_cancelling_the_first_queued_job_frees_the_next(backend: Backend) -> None:
     store = backend.store
     ids = await _line(store, 3)
     await end(store, await store.jobs.get(ids[0]), Succeeded())
@@ -465,8 +465,8 @@ async def test_cancelling_the_ready_head_of_a_line_frees_the_next(backend: Backe
     assert await _statuses(backend, ids) == "CCP"
 
 
-async def test_racing_cancels_in_one_line_keep_it_a_line(shared: Backend) -> None:
-    """Two people cancel neighbours in a line: whoever stood behind them still waits for whoever stood before."""
+async def test_racing_cancels_keep_the_order_of_queued_jobs(shared: Backend) -> None:
+    """Two operators cancel adjacent queued jobs: the job behind them still waits for the one before them."""
     other = await shared.another()
     for _ in range(6):
         ids = await _line(shared.store, 6)
@@ -504,7 +504,7 @@ async def test_promote_waits_for_the_predecessor_and_the_time(backend: Backend) 
     assert row["ready_at"] == row["updated_at"] > row["created_at"] + HOUR
 
 
-async def test_promote_takes_the_longest_due_first_and_no_more_than_asked(backend: Backend) -> None:
+async def test_promote_takes_the_longest_due_first_up_to_its_limit(backend: Backend) -> None:
     store, now = backend.store, await backend.now()
     ids = [await enqueue(store, run_at=now + minute * MINUTE) for minute in (3, 1, 2, 600)]
     assert await store.housekeeping.next_promotion() == now + MINUTE
@@ -521,7 +521,7 @@ async def test_promote_takes_the_longest_due_first_and_no_more_than_asked(backen
     ]
 
 
-async def test_nothing_waits(backend: Backend) -> None:
+async def test_housekeeping_of_an_empty_store(backend: Backend) -> None:
     assert await backend.store.housekeeping.next_promotion() is None
     assert await backend.store.housekeeping.promote(10) == 0
     assert await backend.store.housekeeping.expire(10) == []
@@ -538,8 +538,8 @@ async def test_racing_promoters_promote_once(shared: Backend) -> None:
 
 
 @pytest.mark.parametrize("ended_first", [0, 1])
-async def test_a_broken_line_holds_up_nobody(backend: Backend, ended_first: int) -> None:
-    """Two jobs of one exclusive schedule that both believe to be next: one goes, one waits, nothing fails."""
+async def test_inconsistent_queue_order_blocks_no_job(backend: Backend, ended_first: int) -> None:
+    """Two jobs of one exclusive schedule are both next: one runs, one waits, nothing fails."""
     store = backend.store
     running = [await enqueue(store, schedule="s", exclusive=flag) for flag in (True, False)]
     jobs = await store.work.claim("default", node="n", lease=LEASE, limit=2)
@@ -549,7 +549,7 @@ async def test_a_broken_line_holds_up_nobody(backend: Backend, ended_first: int)
     await store.housekeeping.promote(10)
     assert (await backend.job(neighbour))["status"] == "PENDING"
     assert await _statuses(backend, behind) == "BB"  # The other one still runs.
-    assert await store.housekeeping.next_promotion() is None  # So the promoter has nothing to hurry for.
+    assert await store.housekeeping.next_promotion() is None  # So the promoter has no reason to hurry.
     await end(store, jobs[1 - ended_first], Succeeded())
     await store.housekeeping.promote(10)
     await store.housekeeping.promote(10)
@@ -560,11 +560,11 @@ async def test_a_broken_line_holds_up_nobody(backend: Backend, ended_first: int)
     assert {first.id, second.id} == set(behind)
 
 
-async def test_prune_keeps_what_is_young_or_alive(backend: Backend) -> None:
+async def test_prune_keeps_recent_and_live_jobs(backend: Backend) -> None:
     store = backend.store
     live = [await bring_to(store, status) for status in Status if not status.is_final]
     old = [await bring_to(store, status) for status in Status if status.is_final]
-    await end(store, await store.jobs.get(old[0]), Cancelled())  # Stale: leaves an event of its own.
+    await end(store, await store.jobs.get(old[0]), Cancelled())  # Stale: adds its own event.
     await backend.advance(2 * DAY)
     young = await bring_to(store, Status.COMPLETED)
     assert await store.housekeeping.prune(3 * DAY, 100) == 0
@@ -580,7 +580,7 @@ async def test_prune_keeps_what_is_young_or_alive(backend: Backend) -> None:
     assert len(await store.jobs.attempts(young)) == 1
 
 
-async def test_a_key_can_be_used_again_after_its_retention(backend: Backend) -> None:
+async def test_key_can_be_reused_after_its_retention(backend: Backend) -> None:
     store = backend.store
     await enqueue(backend.store, key="k")
     await run_one(backend.store)

@@ -1,4 +1,4 @@
-"""Jobs for those who ask at the same time: one read for all of them, and never an answer from before the question."""
+"""Concurrent reads of jobs: one query for all of them, and never a result older than the request."""
 
 import asyncio
 
@@ -15,15 +15,15 @@ from tests.conformance.arrange import LEASE, claim_one, enqueue
 from tests.conformance.backend import Backend
 
 
-async def test_a_job_that_is_known_is_shown_as_it_is_now(shared: Backend) -> None:
+async def test_cached_job_is_current(shared: Backend) -> None:
     reader, store = JobReader(shared.store), shared.store
     job_id = await enqueue(shared.store)
     assert (await reader.get(job_id)).status is Status.PENDING
     claimed = await claim_one(shared.store)
     running = await reader.get(job_id)
     assert (running.status, running.version) == (Status.RUNNING, 2)
-    assert await reader.get(job_id) is running  # Nothing has changed, so nothing but the stamp is read.
-    await store.work.extend([(job_id, claimed.attempt)], lease=10 * LEASE)  # No other version, and yet a later end.
+    assert await reader.get(job_id) is running  # Nothing has changed, so only the stamp is read.
+    await store.work.extend([(job_id, claimed.attempt)], lease=10 * LEASE)  # Same version, later end.
     extended = await reader.get(job_id)
     assert extended.version == 2
     assert extended.lease_until is not None
@@ -33,7 +33,7 @@ async def test_a_job_that_is_known_is_shown_as_it_is_now(shared: Backend) -> Non
     assert (await reader.get(job_id)).cancel_requested_at is not None
 
 
-async def test_a_job_that_is_gone_is_gone(shared: Backend) -> None:
+async def test_deleted_job_is_not_served_from_the_cache(shared: Backend) -> None:
     reader = JobReader(shared.store)
     job_id = await enqueue(shared.store)
     await reader.get(job_id)
@@ -42,7 +42,7 @@ async def test_a_job_that_is_gone_is_gone(shared: Backend) -> None:
         await reader.get(job_id)
 
 
-async def test_a_job_with_much_to_say_is_not_kept(shared: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_job_is_not_cached(shared: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = await enqueue(shared.store)
     reader, shown = JobReader(shared.store), EncodedJobs()
     small = await reader.get(job_id)
@@ -55,9 +55,7 @@ async def test_a_job_with_much_to_say_is_not_kept(shared: Backend, monkeypatch: 
     assert shown.get(large, with_traceback=True) is not shown.get(large, with_traceback=True)
 
 
-async def test_what_is_written_once_says_the_same_as_all_of_it(
-    shared: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_cached_json_equals_the_full_encoding(shared: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SHOWN_MAX", 3)
     shown, reader = EncodedJobs(), JobReader(shared.store)
     for job_id in [await enqueue(shared.store, delay=SECOND) for _ in range(5)]:
@@ -70,7 +68,7 @@ async def test_what_is_written_once_says_the_same_as_all_of_it(
     assert len(shown._kept) == 3
 
 
-async def test_who_asks_together_gets_his_own(shared: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_reads_return_the_right_jobs(shared: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KNOWN_MAX", 5)
     reader = JobReader(shared.store)
     job_ids = [await enqueue(shared.store, delay=SECOND) for _ in range(20)]

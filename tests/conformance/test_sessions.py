@@ -1,4 +1,4 @@
-"""Sessions on every database: only hashes are kept, and sessions end."""
+"""Sessions on every database: only hashes are stored, and sessions expire."""
 
 import pytest
 
@@ -13,7 +13,7 @@ async def sign_in(store: Store, token_hash: str, **options: object) -> tuple[Log
     return await store.sessions.sign_in(token_hash, **given)  # type: ignore[arg-type]
 
 
-async def test_only_hashes_of_a_session_are_kept(backend: Backend) -> None:
+async def test_only_hashes_of_a_session_are_stored(backend: Backend) -> None:
     store = backend.store
     login, value = await sign_in(backend.store, hash_secret("hw_t"))
     [row] = await backend.sql("select * from headway_sessions")
@@ -29,7 +29,7 @@ async def test_only_hashes_of_a_session_are_kept(backend: Backend) -> None:
     )
 
 
-async def test_a_session_ends_by_the_clock_of_the_store_or_when_it_is_ended(backend: Backend) -> None:
+async def test_session_ends_by_the_store_clock_or_by_sign_out(backend: Backend) -> None:
     store = backend.store
     (_, one), (_, two) = await sign_in(backend.store, "a"), await sign_in(backend.store, "b", lifetime=2 * HOUR)
     await store.sessions.sign_out(hash_secret("nobody's"))
@@ -39,11 +39,11 @@ async def test_a_session_ends_by_the_clock_of_the_store_or_when_it_is_ended(back
     await store.sessions.sign_out(hash_secret(two))
     await store.sessions.sign_out(hash_secret(two))
     assert await store.sessions.get(hash_secret(two)) is None
-    await sign_in(backend.store, "c")  # Who comes next cleans up.
+    await sign_in(backend.store, "c")  # The next sign-in deletes expired sessions.
     assert len(await backend.sql("select * from headway_sessions")) == 1
 
 
-async def test_a_token_has_only_so_many_sessions(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_number_of_sessions_per_token_is_limited(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.store.sessions.SESSIONS_MAX", 3)
     _, other = await sign_in(backend.store, "other")
     values = []

@@ -1,4 +1,4 @@
-"""SQLite as other processes, a full disk and a slow thread make it."""
+"""SQLite with other processes, a full disk and a slow thread."""
 
 import asyncio
 import os
@@ -45,12 +45,12 @@ async def store(path: str) -> AsyncIterator[Store]:
         ("sqlite:///a b/ü.db", "a b/ü.db"),
     ],
 )
-def test_the_path_of_an_address(url: str, expected: str) -> None:
+def test_path_of_a_url(url: str, expected: str) -> None:
     assert path_of(url) == expected
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
-async def test_a_new_file_and_its_siblings_are_for_their_owner_alone(path: str, umask: int) -> None:
+async def test_new_files_are_private_to_their_owner(path: str, umask: int) -> None:
     before = os.umask(umask)
     try:
         store = await Store.open(f"sqlite:///{path}", Clock())
@@ -68,7 +68,7 @@ async def test_a_new_file_and_its_siblings_are_for_their_owner_alone(path: str, 
         await store.close()
 
 
-async def test_files_and_folders_that_others_can_reach_are_left_alone_and_named(store: Store, path: str) -> None:
+async def test_existing_readable_files_are_not_changed_but_reported(store: Store, path: str) -> None:
     os.chmod(path, 0o644)
     [words] = exposures(path)
     assert words == f"other users of this machine can read or write {path}; run `chmod 600 {path}`"
@@ -94,9 +94,7 @@ async def test_settings_of_the_file(store: Store, path: str) -> None:
     normal.raw.close()
 
 
-async def test_a_locked_file_is_waited_for_then_unavailable_then_works(
-    path: str, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_locked_file_times_out_and_then_works(path: str, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "BUSY_S_MAX", 0.3)
     other = Store.on(SqliteDriver(path), Clock())
     writer = sqlite3.connect(path, isolation_level=None)
@@ -106,8 +104,8 @@ async def test_a_locked_file_is_waited_for_then_unavailable_then_works(
     with pytest.raises(StoreUnavailable, match="locked"):
         await other.queue.enqueue([new_job(), new_job()])
     assert await other.jobs.page() == []  # Readers do not wait for writers.
-    waiting = asyncio.create_task(enqueue(store))  # This one has more patience.
-    await asyncio.wait([waiting], timeout=0.2)  # short: a slow machine only makes this weaker.
+    waiting = asyncio.create_task(enqueue(store))  # This one has a longer timeout.
+    await asyncio.wait([waiting], timeout=0.2)  # short: on a slow machine this only checks less.
     assert not waiting.done()
     writer.execute("rollback")
     await waiting
@@ -117,7 +115,7 @@ async def test_a_locked_file_is_waited_for_then_unavailable_then_works(
     await other.close()
 
 
-async def test_a_full_disk_is_said_to_be_full_and_writes_nothing(path: str, store: Store) -> None:
+async def test_full_disk_raises_store_full_and_writes_nothing(path: str, store: Store) -> None:
     assert isinstance(store.driver, SqliteDriver)
     raw = store.driver._connection.raw
     [pages] = raw.execute("pragma page_count").fetchone()
@@ -131,7 +129,7 @@ async def test_a_full_disk_is_said_to_be_full_and_writes_nothing(path: str, stor
     assert len(await store.jobs.page()) == 50
 
 
-async def test_a_slow_thread_is_not_waited_for_without_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_thread_times_out(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "STATEMENT_S_MAX", 0.2)
     hold = threading.Event()
 
@@ -141,14 +139,14 @@ async def test_a_slow_thread_is_not_waited_for_without_end(store: Store, monkeyp
 
     with pytest.raises(StoreUnavailable, match="did not answer"):
         await store.driver.run(begin)
-    with pytest.raises(StoreUnavailable):  # Everybody behind it is told too.
+    with pytest.raises(StoreUnavailable):  # Calls queued behind it time out as well.
         await store.jobs.page()
     hold.set()
     monkeypatch.setattr(sqlite, "STATEMENT_S_MAX", DEADLINE_S)
     assert await store.jobs.page() == []
 
 
-async def test_a_closed_store_says_so_at_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closed_store_raises_at_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "STATEMENT_S_MAX", 10 * DEADLINE_S)
     store = await Store.open(f"sqlite:///{path}", Clock())
     await store.close()
@@ -158,7 +156,7 @@ async def test_a_closed_store_says_so_at_once(path: str, monkeypatch: pytest.Mon
             await store.jobs.page()
 
 
-async def test_what_was_asked_for_before_the_end_is_done(path: str) -> None:
+async def test_pending_calls_finish_before_close(path: str) -> None:
     store = await Store.open(f"sqlite:///{path}", Clock())
     work = [asyncio.create_task(enqueue(store)) for _ in range(20)]
     await asyncio.sleep(0)
@@ -169,7 +167,7 @@ async def test_what_was_asked_for_before_the_end_is_done(path: str) -> None:
     await again.close()
 
 
-async def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+async def test_unusable_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match=r"the folder of .*/missing/headway\.db does not exist; create it"):
         await Store.open(f"sqlite:///{tmp_path}/missing/headway.db", Clock())
     garbage = tmp_path / "garbage.db"
@@ -193,7 +191,7 @@ for path in sys.argv[1:]:
 
 
 @pytest.mark.skipif(os.getuid() == 0 and shutil.which("setpriv") is None, reason="root may write everywhere")
-def test_files_that_may_not_be_written_are_named_with_the_cure(tmp_path: Path) -> None:
+def test_read_only_file_error_has_the_cure(tmp_path: Path) -> None:
     closed, read_only = tmp_path / "closed", tmp_path / "read_only.db"
     closed.mkdir(mode=0o500)
     read_only.touch(mode=0o400)
@@ -211,33 +209,33 @@ def test_files_that_may_not_be_written_are_named_with_the_cure(tmp_path: Path) -
     assert f"may not read and write {read_only}; change its owner" in old
 
 
-def test_statements_need_no_place_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statements_need_no_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "_has_temporary_folder", lambda: False)
     connection = SqliteConnection(f"{tmp_path}/headway.db")
     assert connection.raw.execute("pragma temp_store").fetchone()[0] == 2  # In memory.
 
 
-async def test_commits_of_others_are_heard(path: str, store: Store) -> None:
+async def test_commits_of_other_processes_are_noticed(path: str, store: Store) -> None:
     topics: list[str] = []
     watch = await store.watch(topics.append)
     assert watch.mode == "watch"
     await watch.check()
     other = await Store.open(f"sqlite:///{path}", Clock())
     await enqueue(other)
-    await async_wait_until(lambda: topics, "a commit to be heard")
+    await async_wait_until(lambda: topics, "a commit to be noticed")
     assert set(topics) == {"anything"}
     await watch.close()
     topics.clear()
     later: list[str] = []
     watch = await store.watch(later.append)
     await enqueue(other)
-    await async_wait_until(lambda: later, "a commit to be heard by who listens now")
+    await async_wait_until(lambda: later, "a commit to reach the new listener")
     assert topics == []
     await watch.close()
     await other.close()
 
 
-async def test_a_file_that_cannot_be_watched_is_unavailable(path: str, store: Store, tmp_path: Path) -> None:
+async def test_file_that_cannot_be_watched_is_unavailable(path: str, store: Store, tmp_path: Path) -> None:
     assert isinstance(store.driver, SqliteDriver)
     store.driver.path = str(tmp_path / "missing" / "headway.db")
     with pytest.raises(StoreUnavailable):
@@ -252,7 +250,7 @@ async def test_memory_is_polled() -> None:
     await store.close()
 
 
-async def test_inline_is_the_same_without_a_thread() -> None:
+async def test_inline_driver_needs_no_thread() -> None:
     connection = SqliteConnection(":memory:", now=lambda: 5_000_000)
     store = Store.on(InlineSqliteDriver(connection), Clock())
     with pytest.raises(SchemaMismatch):
@@ -264,7 +262,7 @@ async def test_inline_is_the_same_without_a_thread() -> None:
     connection.raw.close()
 
 
-async def test_a_peek_sees_what_was_committed_just_now(store: Store) -> None:
+async def test_peek_sees_the_latest_commit(store: Store) -> None:
     job_id = await enqueue(store)
     [row] = await store.driver.peek(call("stamps", ids=f'["{job_id}"]'))
     assert row["version"] == 1
@@ -273,7 +271,7 @@ async def test_a_peek_sees_what_was_committed_just_now(store: Store) -> None:
     assert row["version"] == 2
 
 
-async def test_a_peek_does_not_wait_for_a_writer(store: Store, path: str) -> None:
+async def test_peek_does_not_wait_for_a_writer(store: Store, path: str) -> None:
     job_id = await enqueue(store)
     with sqlite3.connect(path, isolation_level=None) as other:
         other.execute("begin immediate")

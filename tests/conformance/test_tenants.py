@@ -1,4 +1,4 @@
-"""Schedules of several tenants with one name: each lives as if the others did not exist."""
+"""Schedules with one name in several tenants are independent."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ async def _put_all(store: Store, **options: object) -> None:
         assert await store.schedules.put("report", spec("1m", tenant=tenant, queue=tenant, **options)) == "created"
 
 
-async def test_one_name_in_three_tenants(backend: Backend) -> None:
+async def test_same_name_in_three_tenants(backend: Backend) -> None:
     store, schedules = backend.store, backend.store.schedules
     await _put_all(store, overlap="allow")
     found = await schedules.page()
@@ -38,10 +38,10 @@ async def test_one_name_in_three_tenants(backend: Backend) -> None:
     pages = [await schedules.page(after=after and ScheduleRef(*after), limit=1) for after in (None, ("acme", "report"))]
     assert [page[0].tenant for page in pages] == ["acme", "default"]
     assert [schedule.tenant for schedule in await schedules.page(tenant="acme", words="REP")] == ["acme"]
-    assert await schedules.page(words="acm") == []  # Not in the name.
+    assert await schedules.page(words="acm") == []  # It is not part of the name.
     since = found[0].created_at
 
-    # What is done to one is done to one.
+    # A change applies to one of them.
     assert await schedules.pause("report", tenant="acme", author="ada")
     await backend.advance(3 * MINUTE)
     await decide(store)
@@ -57,7 +57,7 @@ async def test_one_name_in_three_tenants(backend: Backend) -> None:
     revisions = {tenant: (await schedules.get("report", tenant=tenant)).revision for tenant in TENANTS}
     assert revisions == {"default": 1, "acme": 2, "globex": 1}
 
-    # Jobs by hand and for past instants, by name and tenant.
+    # Manual and backfilled jobs, by name and tenant.
     by_hand = {tenant: await schedules.trigger("report", tenant=tenant, author=tenant) for tenant in TENANTS}
     for tenant, job_id in by_hand.items():
         jobs = await store.jobs.page(schedule="report", tenant=tenant)
@@ -70,7 +70,7 @@ async def test_one_name_in_three_tenants(backend: Backend) -> None:
     assert all(filled)
     assert await schedules.backfill("report", *past, tenant="acme") == []
 
-    # The runs of each have what was started by hand, and nobody else's.
+    # The runs of each include its manual jobs, and none of another tenant.
     for tenant in TENANTS:
         schedule = await schedules.get("report", tenant=tenant)
         found_runs = await runs(store, schedule, limit=100)
@@ -90,7 +90,7 @@ async def test_one_name_in_three_tenants(backend: Backend) -> None:
     one = await audit(store.ledger, key=await schedules.key("report", tenant="globex"))
     assert (one.schedules, one.ok) == (1, True)
 
-    # Removing one leaves the others, and its history stays its tenant's.
+    # Removing one keeps the others, and its history stays in its tenant.
     assert await schedules.remove("report", tenant="acme")
     with pytest.raises(ScheduleNotFound, match="acme/report"):
         await schedules.get("report", tenant="acme")
@@ -98,7 +98,7 @@ async def test_one_name_in_three_tenants(backend: Backend) -> None:
     assert (await schedules.show("report", tenant="acme", also_removed=True)).removed_at is not None
 
 
-async def test_findings_of_the_audit_name_the_tenant(backend: Backend) -> None:
+async def test_audit_findings_name_the_tenant(backend: Backend) -> None:
     store = backend.store
     await _put_all(store, overlap="allow")
     await backend.advance(MINUTE + SECOND)
@@ -109,7 +109,7 @@ async def test_findings_of_the_audit_name_the_tenant(backend: Backend) -> None:
     assert (gap["schedule"], gap["tenant"]) == ("report", "acme")
 
 
-async def test_a_live_job_of_one_tenant_is_in_nobody_elses_way(backend: Backend) -> None:
+async def test_live_job_of_one_tenant_blocks_no_other(backend: Backend) -> None:
     store = backend.store
     await _put_all(store, overlap="skip")
     first = await store.schedules.trigger("report", tenant="acme")
@@ -126,7 +126,7 @@ async def test_a_live_job_of_one_tenant_is_in_nobody_elses_way(backend: Backend)
     assert (await store.schedules.trigger_once("report", None, tenant="acme")).is_new
 
 
-async def test_a_fixed_delay_follows_the_jobs_of_its_own_tenant(backend: Backend) -> None:
+async def test_fixed_delay_follows_the_jobs_of_its_own_tenant(backend: Backend) -> None:
     store = backend.store
     for tenant in TENANTS[:2]:
         await store.schedules.put("poll", spec(After("1m"), tenant=tenant, queue=tenant))
@@ -137,8 +137,8 @@ async def test_a_fixed_delay_follows_the_jobs_of_its_own_tenant(backend: Backend
     assert (acme.next_at is None, default.next_at is None) == (False, True)
 
 
-async def test_jitter_and_shard_are_of_the_key(backend: Backend) -> None:
-    """So those of the default tenant are what they were, and tenants with one name are spread."""
+async def test_jitter_and_shard_depend_on_the_key(backend: Backend) -> None:
+    """So those of the default tenant are unchanged, and schedules with the same name are spread."""
     await _put_all(backend.store)
     found = {schedule.tenant: schedule for schedule in await backend.store.schedules.page()}
     assert found["default"].key == "report"
@@ -148,10 +148,10 @@ async def test_jitter_and_shard_are_of_the_key(backend: Backend) -> None:
     assert slots == {tenant: slot_of(schedule_key(tenant, "report")) for tenant in TENANTS}
 
 
-# Many at once -----------------------------------------------------------------------------------------------
+# Bulk changes -----------------------------------------------------------------------------------------------
 
 
-async def test_many_are_put_in_one_transaction(backend: Backend) -> None:
+async def test_many_schedules_are_put_in_one_transaction(backend: Backend) -> None:
     store, schedules = backend.store, backend.store.schedules
     await schedules.put("mine", spec("1m"), owner="app")
     await schedules.put("theirs", spec("1m"), owner="other")
@@ -174,7 +174,7 @@ async def test_many_are_put_in_one_transaction(backend: Backend) -> None:
     assert "belongs to the app 'other'" in done[1]
     assert (await schedules.get("theirs")).spec == spec("1m")
     assert await schedules.put_many(wanted, owner="app") == [*["unchanged"], done[1], *["unchanged"] * 5]
-    # What was due before the change was decided under the old definition.
+    # Instants due before the change are decided by the old definition.
     entries = await store.ledger.occurrences("due")
     assert {entry.revision for entry in entries} == {1}
     assert len(entries) >= 3
@@ -183,14 +183,14 @@ async def test_many_are_put_in_one_transaction(backend: Backend) -> None:
     assert [row["author"] for row in authors] == ["ada"]
 
 
-async def test_pieces_are_bounded() -> None:
+async def test_batches_are_bounded() -> None:
     specs = {ScheduleRef("default", f"s-{number}"): spec("1m") for number in range(1_201)}
     pieces = list(in_pieces(specs))
     assert [len(piece) for piece in pieces] == [500, 500, 201]
     assert {ref for piece in pieces for ref in piece} == specs.keys()
 
 
-async def test_what_belongs_to_others_is_skipped_when_an_app_declares_it(backend: Backend) -> None:
+async def test_declared_schedule_of_another_owner_is_skipped(backend: Backend) -> None:
     schedules = backend.store.schedules
     for tenant in ("default", "acme"):
         await schedules.put("nightly", spec("1h", tenant=tenant), author="an operator")
@@ -201,20 +201,20 @@ async def test_what_belongs_to_others_is_skipped_when_an_app_declares_it(backend
     }
     done = await sync_schedules(backend.store, "shop", declared)
     assert done["nightly"] == (
-        f"{SKIPPED}schedule 'nightly' belongs to nobody's code (it was put by hand);"
+        f"{SKIPPED}schedule 'nightly' belongs to no app or file (it was put by hand);"
         " choose another name, or remove it first"
     )
     assert (done["hourly"], done["globex/nightly"]) == ("created", "created")
     assert (await schedules.get("nightly")).spec == spec("1h")
     with pytest.raises(ScheduleOwned, match="put by hand"):
         await schedules.put("nightly", spec("1m"), owner="shop")
-    # What an app no longer declares goes, of its own tenant only.
+    # Schedules that an app no longer declares are removed, in its own tenant only.
     done = await sync_schedules(backend.store, "shop", {"hourly": spec("1h")})
     assert done == {"hourly": "unchanged", "globex/nightly": "removed"}
     assert {schedule.label for schedule in await schedules.page()} == {"acme/nightly", "hourly", "nightly"}
 
 
-async def test_the_task_of_a_tenant_runs_as_that_tenant(backend: Backend) -> None:
+async def test_task_of_a_tenant_runs_as_that_tenant(backend: Backend) -> None:
     definition: ScheduleSpec = replace(spec("1m"), tenant="acme")
     await backend.store.schedules.put("report", definition)
     await backend.store.schedules.trigger("report", tenant="acme")

@@ -1,4 +1,4 @@
-"""Tokens on every database: what is kept, what is valid, and who may revoke them."""
+"""Tokens on every database: what is stored, what is valid, and who may revoke them."""
 
 import asyncio
 import hashlib
@@ -17,7 +17,7 @@ async def create(store: Store, name: str = "ci", **options: object) -> tuple[Tok
     return await store.tokens.create(name=name, **given)  # type: ignore[arg-type]
 
 
-async def test_only_the_hash_of_a_token_is_kept(backend: Backend) -> None:
+async def test_only_the_hash_of_a_token_is_stored(backend: Backend) -> None:
     token, value = await create(backend.store, lifetime=90 * DAY)
     assert value.startswith("hw_")
     assert len(value) >= 35
@@ -31,12 +31,12 @@ async def test_only_the_hash_of_a_token_is_kept(backend: Backend) -> None:
     assert abs(token.created_at - await backend.now()) < MINUTE
 
 
-async def test_every_value_is_another(backend: Backend) -> None:
+async def test_every_token_is_unique(backend: Backend) -> None:
     values = {(await create(backend.store))[1] for _ in range(20)}
     assert len(values) == 20
 
 
-async def test_a_token_is_found_by_its_value_and_by_its_id(backend: Backend) -> None:
+async def test_token_is_found_by_value_and_id(backend: Backend) -> None:
     store = backend.store
     token, value = await create(backend.store)
     await create(backend.store)
@@ -46,7 +46,7 @@ async def test_a_token_is_found_by_its_value_and_by_its_id(backend: Backend) -> 
     assert await store.tokens.get("tok_none") is None
 
 
-async def test_a_token_expires_by_the_clock_of_the_store(backend: Backend) -> None:
+async def test_token_expires_by_the_store_clock(backend: Backend) -> None:
     store = backend.store
     token, value = await create(backend.store, lifetime=HOUR)
     await backend.advance(HOUR - MINUTE)
@@ -61,7 +61,7 @@ async def test_a_token_expires_by_the_clock_of_the_store(backend: Backend) -> No
         assert (found.state, found.revoked_at) == ("expired", None)
 
 
-async def test_a_revoked_token_counts_no_more_and_stays_revoked(backend: Backend) -> None:
+async def test_revoked_token_is_invalid_and_stays_revoked(backend: Backend) -> None:
     store = backend.store
     token, value = await create(backend.store, lifetime=HOUR)
     revoked = await store.tokens.revoke(token.id, actor="bob", origin="")
@@ -71,12 +71,12 @@ async def test_a_revoked_token_counts_no_more_and_stays_revoked(backend: Backend
     again = await store.tokens.revoke(token.id, actor="eve", origin="")
     assert (again.state, again.revoked_at) == ("revoked", revoked.revoked_at)
     assert [(entry.action, entry.actor) for entry in await store.audit_log.page()] == [
-        ("tokens.revoke", "bob"),  # The second time changed nothing, so there is nothing to tell.
+        ("tokens.revoke", "bob"),  # The second revocation has no effect, so it adds no audit log entry.
         ("tokens.create", "ada"),
     ]
 
 
-async def test_a_token_of_another_tenant_cannot_be_told_from_one_that_is_not(backend: Backend) -> None:
+async def test_token_of_another_tenant_is_not_found(backend: Backend) -> None:
     store = backend.store
     token, value = await create(backend.store, tenant="acme")
     refusals = []
@@ -105,7 +105,7 @@ async def test_a_token_of_another_tenant_cannot_be_told_from_one_that_is_not(bac
     ],
     ids=str,
 )
-async def test_what_makes_no_sense_is_not_made(store: Store, options: dict[str, object]) -> None:
+async def test_invalid_tokens_are_rejected(store: Store, options: dict[str, object]) -> None:
     with pytest.raises(DefinitionError):
         await create(store, **{"name": "ci", **options})  # type: ignore[arg-type]
     assert await store.tokens.page() == []
@@ -123,7 +123,7 @@ async def test_tokens_are_listed_by_pages_and_tenants(store: Store) -> None:
     assert await store.tokens.page(tenant="*") == []
 
 
-async def test_it_is_known_whether_a_token_was_made_and_whether_one_counts(backend: Backend) -> None:
+async def test_store_tells_whether_any_token_exists_and_is_valid(backend: Backend) -> None:
     store = backend.store
     assert await store.tokens.exist() == (False, False)
     token, _ = await create(backend.store)
@@ -136,7 +136,7 @@ async def test_it_is_known_whether_a_token_was_made_and_whether_one_counts(backe
     assert await store.tokens.exist() == (True, False)
 
 
-async def test_of_racing_revocations_one_is_in_the_audit_log(shared: Backend) -> None:
+async def test_racing_revocations_add_one_audit_log_entry(shared: Backend) -> None:
     stores = [shared.store, await shared.another(), await shared.another()]
     token, _ = await create(shared.store)
     ended = await asyncio.gather(

@@ -1,4 +1,4 @@
-"""What a driver promises of a transaction: all of it or nothing, whoever gives up, and no harm to the next one."""
+"""The contract of a driver's transactions: atomic, cancellable, and without effect on the next one."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ async def _names(backend: Backend) -> list[str]:
     return [row["name"] for row in await backend.sql("select name from headway_leases order by name")]
 
 
-async def test_a_transaction_returns_what_it_returns(backend: Backend) -> None:
+async def test_transaction_returns_the_value_of_its_generator(backend: Backend) -> None:
     def begin() -> Transaction[int]:
         first = yield _lease("a")
         second = yield _lease("b")
@@ -33,16 +33,16 @@ async def test_a_transaction_returns_what_it_returns(backend: Backend) -> None:
 
 
 class Mine(Exception):
-    """An error of the transaction's own."""
+    """An error raised by the transaction itself."""
 
 
 @pytest.mark.parametrize("error", [Mine("x"), HeadwayError("x"), ValueError("x"), KeyError("x")])
-async def test_an_error_of_its_own_takes_everything_back(backend: Backend, error: Exception) -> None:
+async def test_error_in_a_transaction_rolls_back(backend: Backend, error: Exception) -> None:
     def begin() -> Transaction[None]:
         yield _lease("a")
         raise error
 
-    for _ in range(6):  # More often than there are connections: none of them is lost.
+    for _ in range(6):  # More often than there are connections: none of them leaks.
         with pytest.raises(type(error)):
             await backend.store.driver.run(begin)
     assert await _names(backend) == []
@@ -50,7 +50,7 @@ async def test_an_error_of_its_own_takes_everything_back(backend: Backend, error
     assert await _names(backend) == ["b"]
 
 
-async def test_an_error_before_the_first_statement(backend: Backend) -> None:
+async def test_error_before_the_first_statement(backend: Backend) -> None:
     def begin() -> Transaction[None]:
         names: list[str] = []
         for name in names:
@@ -62,7 +62,7 @@ async def test_an_error_before_the_first_statement(backend: Backend) -> None:
     await backend.store.driver.fetch(_lease("b"))
 
 
-async def test_a_broken_constraint_takes_everything_back(backend: Backend) -> None:
+async def test_constraint_violation_rolls_back(backend: Backend) -> None:
     await enqueue(backend.store, schedule="s", exclusive=True, id="job_1")
 
     def begin() -> Transaction[None]:
@@ -80,7 +80,7 @@ def _revision() -> dict[str, object]:
     return {"schedule": "s", "revision": 1, "effective_at": 0, "definition": None, "author": ""}
 
 
-async def test_the_generator_is_closed_whatever_happens(backend: Backend) -> None:
+async def test_generator_is_always_closed(backend: Backend) -> None:
     closed = []
 
     def begin() -> Transaction[None]:
@@ -95,8 +95,8 @@ async def test_the_generator_is_closed_whatever_happens(backend: Backend) -> Non
     assert closed == [True]
 
 
-async def test_a_cancelled_task_leaves_no_half_state(shared: Backend) -> None:
-    """Cancelled at different moments, more often than there are connections: nothing is written, nothing is stuck."""
+async def test_cancelled_task_rolls_back(shared: Backend) -> None:
+    """Cancel at different moments, more often than there are connections: nothing is written, nothing hangs."""
     other = await shared.another()
     await shared.store.schedules.put("s", spec("1d"))
     for number in range(12):
@@ -106,7 +106,7 @@ async def test_a_cancelled_task_leaves_no_half_state(shared: Backend) -> None:
             for step in range(500):
                 steps.append(step)
                 yield _lease(f"lease-{number}-{step}")
-            raise AssertionError("nobody cancelled")
+            raise AssertionError("not cancelled")
 
         task = asyncio.create_task(shared.store.driver.run(begin))
         await async_wait_until(lambda: len(steps) > number, "some steps", every_s=0)  # noqa: B023
@@ -119,12 +119,12 @@ async def test_a_cancelled_task_leaves_no_half_state(shared: Backend) -> None:
     assert await _names(shared) == []
 
 
-async def test_many_at_once_share_few_connections(backend: Backend) -> None:
+async def test_many_transactions_share_few_connections(backend: Backend) -> None:
     await asyncio.gather(*(enqueue(backend.store, queue=f"q{number}") for number in range(60)))
     assert await backend.count("headway_jobs") == 60
 
 
-async def test_a_table_that_is_not_there(backend: Backend) -> None:
+async def test_missing_table(backend: Backend) -> None:
     await backend.sql("alter table headway_nodes rename to headway_nodes_gone")
     try:
         with pytest.raises(SchemaMismatch, match="headway migrate"):
@@ -134,7 +134,7 @@ async def test_a_table_that_is_not_there(backend: Backend) -> None:
     assert await backend.store.nodes.alive(MINUTE) == []
 
 
-async def test_the_time_stands_still_within_a_statement_and_goes_on_between_two(backend: Backend) -> None:
+async def test_time_is_constant_within_a_statement_and_advances_between_two(backend: Backend) -> None:
     rows = await backend.store.queue.enqueue([new_job(priority=number) for number in range(500)])
     assert len({row.created_at for row in rows}) == 1
 

@@ -1,4 +1,4 @@
-"""The SQL views that people build on: the same names, columns and meaning on every database."""
+"""The SQL views for users: the same names, columns and meaning on every database."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -25,7 +25,7 @@ VIEWS = {
 
 
 def _instant(value: Any) -> int:
-    """Read a time as the view shows it: a timestamp, or ISO 8601 text in UTC, exact to the millisecond."""
+    """Parse a time of a view: a timestamp, or ISO 8601 text in UTC with milliseconds."""
     moment = datetime.fromisoformat(value) if isinstance(value, str) else value
     assert moment.utcoffset() == UTC.utcoffset(None)
     return from_datetime(moment)
@@ -36,7 +36,7 @@ def _same(value: Any, instant: int | None) -> bool:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-async def test_every_view_has_its_columns_also_without_rows(backend: Backend, view: str) -> None:
+async def test_every_view_has_its_columns_even_without_rows(backend: Backend, view: str) -> None:
     assert await backend.sql(f"select {VIEWS[view]} from {view}") == []
 
 
@@ -111,13 +111,13 @@ async def _events(backend: Backend, job_id: str) -> list[dict[str, Any]]:
     return await backend.sql(f"select * from headway_events_v where job_id = '{job_id}' order by seq")
 
 
-async def test_the_events_of_a_job_tell_its_whole_life_in_order(backend: Backend) -> None:
+async def test_events_of_a_job_are_complete_and_in_order(backend: Backend) -> None:
     store = backend.store
     job_id = await enqueue(store, delay=MINUTE, max_attempts=3)
     seen: list[list[dict[str, Any]]] = [await _events(backend, job_id)]
 
     async def look() -> None:
-        """What was shown before is still shown, unchanged, and new things come after it."""
+        """Check that earlier rows are unchanged, and that new rows come after them."""
         events = await _events(backend, job_id)
         assert [event["seq"] for event in events] == sorted({event["seq"] for event in events})
         assert events[: len(seen[-1])] == seen[-1]
@@ -138,7 +138,7 @@ async def test_the_events_of_a_job_tell_its_whole_life_in_order(backend: Backend
     await end(store, second, Released("draining"))
     await look()
     third = await claim_one(store)
-    await end(store, first, Succeeded())  # Stale: refused, and that is shown too.
+    await end(store, first, Succeeded())  # Stale: rejected, and shown as such.
     await look()
     await store.queue.cancel(job_id, author="ada")
     await look()
@@ -160,7 +160,7 @@ async def test_the_events_of_a_job_tell_its_whole_life_in_order(backend: Backend
     assert times == sorted(times)
 
 
-async def test_the_events_of_jobs_that_were_never_claimed(backend: Backend) -> None:
+async def test_events_of_jobs_that_were_never_claimed(backend: Backend) -> None:
     store = backend.store
     ready = await enqueue(store)
     later = await enqueue(store, delay=MINUTE)

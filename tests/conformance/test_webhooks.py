@@ -1,4 +1,4 @@
-"""Whom to tell and what was told, on every database: what triggers write, who may take it, and for how long."""
+"""Webhooks on every database: the deliveries that triggers write, who may claim them, and for how long."""
 
 import asyncio
 from typing import Any
@@ -30,7 +30,7 @@ async def claim(store: Store, **options: Any) -> list[Delivery]:
 
 
 async def finish(store: Store, outcome: Any = None, **options: Any) -> str:
-    """Have one job end; return its id."""
+    """Run one job to its end; return its id."""
     job_id = await enqueue(store, **options)
     await run_one(store, outcome)
     return job_id
@@ -40,16 +40,16 @@ def outcome(at: int = 1, code: int | None = 500) -> Outcome:
     return Outcome(at=at, took_ms=7, code=code)
 
 
-# --- what is written when a job ends
+# --- deliveries written when a job ends
 
 
-async def test_nobody_is_told_where_nobody_wants_to_know(backend: Backend) -> None:
+async def test_no_delivery_without_a_webhook(backend: Backend) -> None:
     await finish(backend.store)
     assert await backend.count("headway_deliveries") == 0
     assert (await backend.store.webhooks.next_due())[0] is None
 
 
-async def test_every_end_is_told_to_who_asked_for_it(backend: Backend) -> None:
+async def test_every_end_is_delivered_to_its_subscribers(backend: Backend) -> None:
     store = backend.store
     everything = await add(store)
     failures = await add(store, "job.failed", "job.timed_out")
@@ -70,7 +70,7 @@ async def test_every_end_is_told_to_who_asked_for_it(backend: Backend) -> None:
     assert others.id not in {delivery.endpoint for delivery in await store.webhooks.deliveries()}
 
 
-async def test_a_job_that_is_cancelled_before_it_ran_has_ended_too(backend: Backend) -> None:
+async def test_job_cancelled_before_it_ran_is_delivered(backend: Backend) -> None:
     store = backend.store
     await add(store)
     job_id = await enqueue(store)
@@ -79,7 +79,7 @@ async def test_a_job_that_is_cancelled_before_it_ran_has_ended_too(backend: Back
     assert (delivery.event, delivery.job_id) == ("job.cancelled", job_id)
 
 
-async def test_an_attempt_that_is_retried_is_no_end(backend: Backend) -> None:
+async def test_retried_attempt_is_not_delivered(backend: Backend) -> None:
     store = backend.store
     await add(store)
     await enqueue(store, max_attempts=2)
@@ -87,7 +87,7 @@ async def test_an_attempt_that_is_retried_is_no_end(backend: Backend) -> None:
     assert await claim(store) == []
 
 
-async def test_one_for_all_tenants_hears_of_all(backend: Backend) -> None:
+async def test_webhook_for_all_tenants_gets_jobs_of_all(backend: Backend) -> None:
     store = backend.store
     await add(store, tenant="*")
     for tenant in ("a", "b"):
@@ -95,7 +95,7 @@ async def test_one_for_all_tenants_hears_of_all(backend: Backend) -> None:
     assert {delivery.tenant for delivery in await claim(store)} == {"a", "b"}
 
 
-async def test_a_disabled_one_hears_of_nothing_new(backend: Backend) -> None:
+async def test_disabled_webhook_gets_no_new_deliveries(backend: Backend) -> None:
     store = backend.store
     endpoint = await add(store)
     off = await store.webhooks.change(endpoint.id, is_on=False)
@@ -131,7 +131,7 @@ async def test_callbacks_of_jobs(backend: Backend) -> None:
 async def test_ids_sort_by_time(backend: Backend) -> None:
     store = backend.store
     if backend.name == "sqlite":
-        store.webhooks._clock = Clock()  # The triggers have the time of the system.
+        store.webhooks._clock = Clock()  # The triggers use the system time.
     endpoint = await add(store)
     jobs = []
     for _ in range(3):
@@ -144,7 +144,7 @@ async def test_ids_sort_by_time(backend: Backend) -> None:
     assert all(delivery.id.startswith("msg_") and len(delivery.id) == 38 for delivery in found)
 
 
-async def test_an_end_wakes_those_who_send(shared: Backend) -> None:
+async def test_end_of_a_job_wakes_the_senders(shared: Backend) -> None:
     heard: list[str] = []
     other = await shared.another()
     wake_ups = await shared.store.watch(heard.append)
@@ -162,10 +162,10 @@ async def test_an_end_wakes_those_who_send(shared: Backend) -> None:
         await wake_ups.close()
 
 
-# --- taking it, and saying how it went
+# --- claiming and recording deliveries
 
 
-async def test_who_takes_it_has_it_for_a_while(shared: Backend) -> None:
+async def test_claim_of_a_delivery_is_a_lease(shared: Backend) -> None:
     store, other = shared.store, await shared.another()
     await add(store)
     await finish(store)
@@ -182,10 +182,10 @@ async def test_who_takes_it_has_it_for_a_while(shared: Backend) -> None:
     assert done is not None
     assert (done.status, done.tries, done.next_at) == ("DELIVERED", 1, None)
     assert done.ended_at is not None
-    assert await other.webhooks.record(again, outcome(), status="FAILED", delay=None) is None  # It is over.
+    assert await other.webhooks.record(again, outcome(), status="FAILED", delay=None) is None  # It has already ended.
 
 
-async def test_two_take_everything_once(shared: Backend) -> None:
+async def test_racing_senders_claim_each_delivery_once(shared: Backend) -> None:
     stores = [shared.store, await shared.another(), await shared.another("node-3")]
     await add(stores[0])
     for _ in range(40):
@@ -199,11 +199,11 @@ async def test_two_take_everything_once(shared: Backend) -> None:
 
     taken = [id_ for ids in await asyncio.gather(*map(take, stores)) for id_ in ids]
     assert len(taken) == len(set(taken))
-    taken += await take(stores[0])  # Where one saw a row that another had just taken, it may have stopped early.
+    taken += await take(stores[0])  # A sender may have stopped early when it saw a row that another had just claimed.
     assert len(set(taken)) == 40
 
 
-async def test_a_try_that_failed_comes_again_later(backend: Backend) -> None:
+async def test_failed_delivery_is_retried_later(backend: Backend) -> None:
     store = backend.store
     await add(store)
     await finish(store)
@@ -215,10 +215,10 @@ async def test_a_try_that_failed_comes_again_later(backend: Backend) -> None:
         await backend.advance(6 * SECOND)
     assert recorded is not None
     assert recorded.tries == OUTCOMES_MAX + 5
-    assert [entry.at for entry in recorded.outcomes] == list(range(6, OUTCOMES_MAX + 6))  # The last ones.
+    assert [entry.at for entry in recorded.outcomes] == list(range(6, OUTCOMES_MAX + 6))  # Only the last ones are kept.
 
 
-async def test_to_put_it_off_is_no_try(backend: Backend) -> None:
+async def test_postponed_delivery_does_not_count_as_an_attempt(backend: Backend) -> None:
     store = backend.store
     await add(store)
     await finish(store)
@@ -228,11 +228,11 @@ async def test_to_put_it_off_is_no_try(backend: Backend) -> None:
     assert (put_off.tries, put_off.outcomes, put_off.status) == (0, (), "WAITING")
 
 
-async def test_those_who_have_enough_are_left_alone(backend: Backend) -> None:
+async def test_excluded_endpoints_and_targets_are_not_claimed(backend: Backend) -> None:
     store = backend.store
     slow = await add(store, url="https://slow.example/a")
     fast = await add(store, url="https://fast.example/b")
-    alike = await add(store, url="https://slow.example.org/c")  # Begins alike, and is somebody else.
+    alike = await add(store, url="https://slow.example.org/c")  # The same prefix, but another host.
     for _ in range(5):
         await finish(store)
     found = await claim(store, limit=100, endpoints=[fast.id], targets=["https://slow.example/"])
@@ -242,7 +242,7 @@ async def test_those_who_have_enough_are_left_alone(backend: Backend) -> None:
     assert {delivery.endpoint for delivery in await claim(store)} == {slow.id}
 
 
-async def test_what_is_due_longest_comes_first(backend: Backend) -> None:
+async def test_longest_due_deliveries_come_first(backend: Backend) -> None:
     store = backend.store
     await add(store)
     jobs = []
@@ -254,10 +254,10 @@ async def test_what_is_due_longest_comes_first(backend: Backend) -> None:
     assert [delivery.job_id for delivery in await claim(store, limit=9)] == jobs[2:]
 
 
-# --- changing whom to tell
+# --- changes of webhooks
 
 
-async def test_a_new_address_is_also_for_what_waits(backend: Backend) -> None:
+async def test_new_url_applies_to_waiting_deliveries(backend: Backend) -> None:
     store = backend.store
     endpoint, other = await add(store), await add(store)
     await finish(store)
@@ -277,7 +277,7 @@ async def test_a_new_address_is_also_for_what_waits(backend: Backend) -> None:
     assert (again.url, again.status, again.tries, len(again.outcomes)) == ("https://new.example/", "WAITING", 0, 1)
 
 
-async def test_secrets_change_without_a_gap(backend: Backend) -> None:
+async def test_rotation_keeps_the_old_secret_for_a_while(backend: Backend) -> None:
     store = backend.store
     endpoint = await add(store)
     now = await backend.now()
@@ -294,7 +294,7 @@ async def test_secrets_change_without_a_gap(backend: Backend) -> None:
     assert await store.webhooks.get(endpoint.id) == leaked
 
 
-async def test_one_that_is_removed(backend: Backend) -> None:
+async def test_removed_webhook(backend: Backend) -> None:
     store = backend.store
     endpoint = await add(store)
     job_id = await finish(store)
@@ -354,8 +354,8 @@ async def test_pages(backend: Backend) -> None:
     assert len(await store.webhooks.deliveries(status="WAITING", owner="default")) == 5
 
 
-async def test_deliveries_belong_to_who_owns_the_webhook(backend: Backend) -> None:
-    """An operator's webhook hears of every tenant's jobs, and none of them sees its address."""
+async def test_deliveries_are_visible_only_to_the_owner_of_the_webhook(backend: Backend) -> None:
+    """An operator's webhook gets the jobs of every tenant, and no tenant sees its URL."""
     store = backend.store
     await add(store, tenant="*", url="https://operator.example/secret-path")
     await finish(store)
@@ -364,7 +364,7 @@ async def test_deliveries_belong_to_who_owns_the_webhook(backend: Backend) -> No
     assert (delivery.tenant, await store.webhooks.delivery(delivery.id)) == ("default", (delivery, "*"))
 
 
-async def test_what_ended_long_ago_is_forgotten(backend: Backend) -> None:
+async def test_old_deliveries_are_pruned(backend: Backend) -> None:
     store = backend.store
     await add(store)
     for _ in range(3):
@@ -378,7 +378,7 @@ async def test_what_ended_long_ago_is_forgotten(backend: Backend) -> None:
     assert [delivery.status for delivery in await store.webhooks.deliveries()] == ["WAITING"]
 
 
-async def test_what_cannot_be_read_does_not_stop_the_rest(backend: Backend) -> None:
+async def test_unreadable_delivery_blocks_no_other(backend: Backend) -> None:
     store = backend.store
     await add(store)
     await finish(store)
@@ -388,7 +388,7 @@ async def test_what_cannot_be_read_does_not_stop_the_rest(backend: Backend) -> N
     assert len(await claim(store)) == 2
 
 
-async def test_absent_things(backend: Backend) -> None:
+async def test_unknown_webhooks_and_deliveries(backend: Backend) -> None:
     for absent in (
         backend.store.webhooks.get("wh_x"),
         backend.store.webhooks.change("wh_x", note="n"),
@@ -399,7 +399,7 @@ async def test_absent_things(backend: Backend) -> None:
             await absent
 
 
-async def test_ends_of_scheduled_jobs_are_told_to_the_callback_url(backend: Backend) -> None:
+async def test_ends_of_scheduled_jobs_are_delivered_to_the_callback_url(backend: Backend) -> None:
     store, url = backend.store, "https://example.org/done?n="
     for number, name in enumerate(("fired", "triggered", "backfilled")):
         await store.schedules.put(name, spec("1d", callback_url=f"{url}{number}", queue=name))

@@ -1,4 +1,4 @@
-"""What a worker asks of the queue, on every database: `ports.Work`. Nothing of an attempt that is over is kept."""
+"""The queue as a worker uses it, on every database: `ports.Work`. Writes of an attempt that is over are rejected."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -39,14 +39,14 @@ def _success(job: Claimed, result: str | None = None) -> Settlement:
 
 
 async def _claim(store: Store, count: int, **options: Any) -> list[Claimed]:
-    """Enqueue so many jobs and claim them."""
+    """Enqueue and claim some jobs."""
     await store.queue.enqueue([new_job(**options) for _ in range(count)])
     jobs = await store.work.claim("default", node="worker-1", lease=LEASE, limit=count)
     assert len(jobs) == count
     return jobs
 
 
-async def test_a_claim_says_all_that_a_worker_needs(backend: Backend) -> None:
+async def test_claim_returns_everything_that_a_worker_needs(backend: Backend) -> None:
     given = new_job(
         args='{"n":1}',
         tenant="acme",
@@ -73,13 +73,13 @@ async def test_a_claim_says_all_that_a_worker_needs(backend: Backend) -> None:
 
 @pytest.mark.parametrize("among_others", [False, True], ids=["successes alone", "among others"])
 async def test_successes_are_fenced_one_by_one(backend: Backend, among_others: bool) -> None:
-    """With nothing else to settle they take a shorter way through the store, and mean the same."""
+    """Without other outcomes they take a shorter path through the store, with the same effect."""
     store = backend.store
     stale, known, fresh, failed = await _claim(store, 4, max_attempts=5)
     await store.work.report([Report(job_id=job.id, attempt=1, progress=40) for job in (fresh, failed)])
     await end(store, stale, Released())
     again = await claim_one(store)
-    await end(store, known, Succeeded("1"))  # Its answer is lost, so it comes once more.
+    await end(store, known, Succeeded("1"))  # Its response is lost, so it is sent again.
     before = {job.id: await backend.job(job.id) for job in (stale, known)}
     batch = [_success(stale, '"late"'), _success(known, "1"), _success(fresh, '{"ö":"\\u0000"}')]
     others = [settle(failed, Raised(ERROR), 0.5)] if among_others else []
@@ -109,7 +109,7 @@ async def test_successes_are_fenced_one_by_one(backend: Backend, among_others: b
     ]
 
 
-async def test_attempts_and_events_are_derived_and_in_order(backend: Backend) -> None:
+async def test_attempts_and_events_are_derived_in_order(backend: Backend) -> None:
     store = backend.store
     job_id = await enqueue(store, max_attempts=3, delay=SECOND)
     await backend.advance(MINUTE)
@@ -133,7 +133,7 @@ async def test_attempts_and_events_are_derived_and_in_order(backend: Backend) ->
         *("promoted", "claimed", "settled"),
         *("claimed", "settled"),
     ]
-    assert events[:-1] == running  # What was shown while it ran stays as it was.
+    assert events[:-1] == running  # Rows shown while it ran are unchanged.
     assert [event["at"] for event in events] == sorted(event["at"] for event in events)
     assert (events[0]["at"], events[-1]["at"]) == (job.created_at, job.finished_at)
     assert msgspec.json.decode(events[-1]["data"]) == {"attempt": 3, "outcome": "completed", "reason": ""}
@@ -141,7 +141,7 @@ async def test_attempts_and_events_are_derived_and_in_order(backend: Backend) ->
     assert await store.jobs.events("job_none") == []
 
 
-async def test_a_report_is_kept_as_far_as_it_goes(backend: Backend) -> None:
+async def test_report_is_stored_as_far_as_possible(backend: Backend) -> None:
     store = backend.store
     [job] = await _claim(store, 1, metadata='{"a":1}')
     before = await backend.job(job.id)
@@ -159,7 +159,7 @@ async def test_a_report_is_kept_as_far_as_it_goes(backend: Backend) -> None:
     assert set(changed(after, last)) == {"progress", "log_bytes", "version", "updated_at"}
     assert last["log_bytes"] > after["log_bytes"] > 0
     log = await store.jobs.log(job.id)
-    # PostgreSQL cannot keep a NUL; the line that has one must not take the rest of the batch with it.
+    # PostgreSQL cannot store a NUL; a line with one must not fail the rest of the batch.
     assert columns(log, "attempt", "stream", "line") == [
         (1, "stdout", "ö"),
         (1, "log", "nul ␀ and half"),
@@ -172,8 +172,8 @@ async def test_a_report_is_kept_as_far_as_it_goes(backend: Backend) -> None:
     assert await store.work.report([]) == frozenset()
 
 
-async def test_a_report_of_a_stale_attempt_leaves_nothing(backend: Backend) -> None:
-    """Also when the worker that sends it holds the present attempt of the same job."""
+async def test_report_of_a_stale_attempt_is_discarded(backend: Backend) -> None:
+    """Even if the worker that sends it holds the current attempt of the same job."""
     store = backend.store
     old, done, good = await _claim(store, 3)
     await end(store, old, Released())
@@ -199,7 +199,7 @@ async def test_a_report_of_a_stale_attempt_leaves_nothing(backend: Backend) -> N
     assert changed(before, await backend.job(done.id)) == {}
 
 
-async def test_the_log_in_pages(backend: Backend) -> None:
+async def test_log_is_paged(backend: Backend) -> None:
     store = backend.store
     one, two = await _claim(store, 2)
     for start in (0, 5):
@@ -222,7 +222,7 @@ async def test_steps_survive_into_the_next_attempt(backend: Backend) -> None:
     [first] = await _claim(store, 1, max_attempts=3)
     other = await enqueue(store, queue="other")
     await store.work.keep_step(first.id, 1, "download", '"/tmp/ö"')
-    await store.work.keep_step(first.id, 1, "download", '"again"')  # Its answer was lost; the first one stays.
+    await store.work.keep_step(first.id, 1, "download", '"again"')  # Its response was lost; the first value stays.
     await end(store, first, Raised(ERROR, retry_in=0))
     with pytest.raises(LeaseLost, match="over"):
         await store.work.keep_step(first.id, 1, "late", "1")
@@ -253,7 +253,7 @@ async def test_jobs_of_an_attempt_exist_only_while_it_runs(backend: Backend) -> 
     assert await backend.count("headway_jobs", "queue = 'children'") == 2
 
 
-# Three ways of writing something in the name of an attempt: as a call, as a transaction, and where it leaves its trace.
+# Each kind of write of an attempt: as a call, as a transaction, and as the query for its rows.
 Write = tuple[Callable[[Store, Claimed], Awaitable[Any]], Callable[[Claimed], Begin[Any]], str]
 
 
@@ -287,7 +287,7 @@ HOWS = ["report", *(pytest.param(how, marks=pytest.mark.slow) for how in ("keep_
 
 
 async def _is_stale(write: Awaitable[Any]) -> bool:
-    """Say whether the store refused what an attempt wanted to write."""
+    """Return whether the store rejected the write of an attempt."""
     try:
         return isinstance(answer := await write, frozenset) and bool(answer)
     except LeaseLost:
@@ -295,7 +295,7 @@ async def _is_stale(write: Awaitable[Any]) -> bool:
 
 
 @pytest.mark.parametrize("how", HOWS)
-async def test_who_is_being_expired_writes_nothing(shared: Backend, how: str) -> None:
+async def test_attempt_that_is_being_expired_writes_nothing(shared: Backend, how: str) -> None:
     write, _, trace = WRITES[how]
     [job] = await _claim(shared.store, 1)
     await shared.advance(LEASE + SECOND)
@@ -312,7 +312,7 @@ async def test_who_is_being_expired_writes_nothing(shared: Backend, how: str) ->
 
 
 @pytest.mark.parametrize("how", HOWS)
-async def test_who_writes_is_not_ended_in_between(shared: Backend, how: str) -> None:
+async def test_attempt_is_not_expired_during_its_write(shared: Backend, how: str) -> None:
     _, transaction, trace = WRITES[how]
     [job] = await _claim(shared.store, 1)
     after = "report" if how == "report" else "hold_attempt"
@@ -324,7 +324,7 @@ async def test_who_writes_is_not_ended_in_between(shared: Backend, how: str) -> 
 
 
 async def test_racing_expirers_and_writers(shared: Backend) -> None:
-    """Whoever is told that it was written finds it written, and whoever is told that it is over finds nothing."""
+    """An acknowledged write is stored, and a rejected write leaves nothing."""
     stores = [shared.store, await shared.another(), await shared.another()]
     jobs = await _claim(shared.store, 12)
     await shared.advance(LEASE + SECOND)
@@ -340,11 +340,11 @@ async def test_racing_expirers_and_writers(shared: Backend) -> None:
     for job in jobs:
         for _, _, trace in WRITES.values():
             assert len(await shared.sql(trace.format(job.id))) == (0 if next(told) else 1)
-    await shared.store.housekeeping.expire(99)  # Those that were just being written for.
+    await shared.store.housekeeping.expire(99)  # The rest were being written to.
     assert await shared.count("headway_attempts", "outcome = 'expired'") == len(jobs)
 
 
-async def test_tasks_that_are_skipped_are_left_to_others(backend: Backend) -> None:
+async def test_skipped_tasks_are_left_to_other_workers(backend: Backend) -> None:
     store, claimed = backend.store, []
     ids = [await enqueue(store, task=task, priority=n) for n, task in enumerate(("a", "b", "c", "a", "ö'\""))]
     for skip in (["a", "b", "c", "ö'\""], ("a", "ö'\""), {"b"}, ()):
@@ -365,7 +365,7 @@ async def test_ready_queues(backend: Backend) -> None:
     assert sorted(await store.work.ready_queues()) == sorted(["Z", "b", "größe"])
 
 
-async def test_who_is_asked_to_stop(backend: Backend) -> None:
+async def test_attempts_with_a_requested_cancel(backend: Backend) -> None:
     store = backend.store
     ours = await _claim(store, 3, max_attempts=3)
     await enqueue(store)
@@ -377,7 +377,7 @@ async def test_who_is_asked_to_stop(backend: Backend) -> None:
     assert await store.work.asked_to_stop("worker-1") == {(ours[0].id, 1): reason, (ours[1].id, 1): reason}
     assert await store.work.asked_to_stop("worker-2") == {(theirs.id, 1): reason}
     await end(store, ours[0], Cancelled())
-    await end(store, ours[1], Released())  # It was asked to stop, so it does not come back.
+    await end(store, ours[1], Released())  # Its cancel was requested, so it does not run again.
     await end(store, ours[2], Released())
     assert await store.work.asked_to_stop("worker-1") == {}
     assert [(job.id, job.attempt) for job in await store.work.claim("default", node="n", lease=LEASE, limit=9)] == [
@@ -385,7 +385,7 @@ async def test_who_is_asked_to_stop(backend: Backend) -> None:
     ]
 
 
-async def test_what_runs_and_what_comes_before(backend: Backend) -> None:
+async def test_running_jobs_and_jobs_ahead_in_the_queue(backend: Backend) -> None:
     store, now = backend.store, await backend.now()
     early, late, high, low = (
         new_job(run_at=now - MINUTE),
@@ -425,18 +425,18 @@ async def test_logs_and_steps_are_pruned_with_their_job(backend: Backend) -> Non
 HUGE = {"sqlite": "replace(hex(zeroblob(5000000)), '00', 'xx')", "postgresql": "repeat('x', 10000000)"}
 LONG = {"sqlite": "replace(hex(zeroblob(100000)), '00', 'xx')", "postgresql": "repeat('x', 200000)"}
 DEEP = {"sqlite": "replace(hex(zeroblob(5000)), '00', '[[')", "postgresql": "repeat('[', 10000)"}
-# What somebody wrote into a row by hand: the column, the value as SQL, and whether the job can still be run.
+# Manual changes of a row: the column, the value as SQL, and whether the job can still run.
 UNREADABLE: list[tuple[str, str | dict[str, str], bool]] = [
     ("options", "'garbage'", False),
     ("options", "''", False),
     ("options", DEEP, False),
     ("options", LONG, False),
     ("options", '\'{"backoff":[1,"x"]}\'', False),
-    ("options", f"'{{\"backoff\":[1,{DURATION_MAX + 1}]}}'", False),  # Its sum with a time would not fit.
+    ("options", f"'{{\"backoff\":[1,{DURATION_MAX + 1}]}}'", False),  # Its sum with a time would overflow.
     ("options", "'{\"timeout\":-1}'", False),
-    ("options", "'{\"later\":1}'", True),  # Of a newer version.
+    ("options", "'{\"later\":1}'", True),  # From a newer version.
     ("args", HUGE, False),
-    ("args", "'garbage'", True),  # What to make of it is for the worker to say.
+    ("args", "'garbage'", True),  # The worker decides what it means.
     ("tags", "'garbage'", True),
     ("tags", LONG, True),
     ("tags", "'[1]'", True),
@@ -446,7 +446,7 @@ UNREADABLE: list[tuple[str, str | dict[str, str], bool]] = [
 
 
 @pytest.mark.slow
-async def test_rows_that_cannot_be_read_hold_up_nobody(backend: Backend) -> None:
+async def test_unreadable_rows_block_no_other_job(backend: Backend) -> None:
     store = backend.store
     cases = [*UNREADABLE, *([("args", "x'ff00'", False)] if backend.name == "sqlite" else [])]
     bad = {}
@@ -471,13 +471,13 @@ async def test_rows_that_cannot_be_read_hold_up_nobody(backend: Backend) -> None
     assert await store.work.settle(outcomes) == frozenset()
     parked = await backend.sql("select id from headway_jobs where status = 'BLOCKED' and parked = 'unreadable'")
     assert {row["id"] for row in parked} == {job_id for job_id, is_fit in bad.items() if not is_fit}
-    for job_id in bad:  # They can be cancelled and run again like others.
+    for job_id in bad:  # They can be cancelled and retried like other jobs.
         await store.queue.cancel(job_id, author="ada")
         assert (await store.queue.retry(job_id, author="ada")).status is Status.PENDING
     assert len(await store.work.claim("default", node="n", lease=LEASE, limit=99)) == len(bad)
 
 
-async def test_a_success_of_a_schedule_moves_its_line(backend: Backend) -> None:
+async def test_success_of_a_scheduled_job_frees_the_next(backend: Backend) -> None:
     store = backend.store
     await store.schedules.put("s", spec("1d"))
     first = await enqueue(store, schedule="s", exclusive=True)

@@ -1,7 +1,7 @@
-"""Every engine on a real server. One whose program or client is missing is skipped, except where CI is set.
+"""Run every engine on a real server. Engines whose server or client is missing are skipped, or fail if CI is set.
 
-The product waits a few seconds for a server, and a loaded machine may take longer to answer. So everything that runs in
-the process of the tests has a minute (`patience`), unless the end of that patience is what is tested.
+The product waits a few seconds for a server, and a loaded machine may take longer to answer. So everything in the test
+process gets a timeout of one minute (`patience`), except where the timeout itself is tested.
 """
 
 import importlib
@@ -10,7 +10,6 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
-from pathlib import Path
 from typing import NoReturn, Protocol, Self, TypeVar
 
 import pytest
@@ -20,12 +19,13 @@ from headway.core.clock import Clock
 from headway.core.errors import EngineUnavailable
 from headway.core.ports import Engine
 from tests.support.etcd import EtcdEnsemble
+from tests.support.processes import is_stopped
 from tests.support.redis import RedisServer
 from tests.support.server import ServerMissing
 from tests.support.transports import TransportServer, start_server
 from tests.support.waiting import DEADLINE_S, async_wait_until, wait_until
 
-# Where the server of each engine is to be found.
+# The server class of each engine.
 SERVERS = {
     "redis": "tests.support.redis:RedisServer",
     "etcd": "tests.support.etcd:EtcdServer",
@@ -56,18 +56,18 @@ Patience = Callable[[float], None]
 
 
 class EngineServer(Protocol):
-    """What the suite needs of a server."""
+    """The part of a server that this suite uses."""
 
     pid: int | None
 
     def url(self, *, prefix: str = "") -> str:
-        """Return its address; with a prefix it is as good as another server."""
+        """Return its address; each prefix is a separate namespace."""
 
     def start(self) -> None:
-        """Start it, or start it again."""
+        """Start or restart it."""
 
     def kill(self) -> None:
-        """End it as a crash would."""
+        """Kill it, as in a crash."""
 
     def __enter__(self) -> Self: ...
 
@@ -75,16 +75,16 @@ class EngineServer(Protocol):
 
 
 def make_server(kind: str) -> EngineServer:
-    """Make a server of an engine's own, not started yet."""
+    """Create a separate server of an engine, not started yet."""
     module, _, name = SERVERS[kind].partition(":")
     try:
         server: EngineServer = getattr(importlib.import_module(module), name)()
     except (ImportError, ServerMissing) as missing:
-        _do_without(missing)
+        skip_or_fail(missing)
     return server
 
 
-def _do_without(missing: Exception) -> NoReturn:
+def skip_or_fail(missing: Exception) -> NoReturn:
     if os.environ.get("CI"):
         pytest.fail(f"missing: {missing}")
     pytest.skip(f"missing: {missing}")
@@ -92,7 +92,7 @@ def _do_without(missing: Exception) -> NoReturn:
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> Patience:
-    """Wait for servers for as long as a loaded machine needs; a test sets the seconds for engines and transports."""
+    """Raise the timeouts for a loaded machine; return a function that sets those of engines and transports."""
 
     def set_to(seconds: float) -> None:
         for name in ENGINE_LIMITS:
@@ -106,25 +106,20 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> Patience:
 
 @contextmanager
 def frozen(pid: int | None) -> Iterator[None]:
-    """Stop a process with all its threads for the length of a block."""
+    """Stop a process with all its threads for the duration of a block."""
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     try:
-        wait_until(lambda: _stands_still(pid), f"process {pid} to stand still")
+        wait_until(lambda: is_stopped(pid), f"process {pid} to stop")
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
 
 
-def _stands_still(pid: int) -> bool:
-    threads = Path(f"/proc/{pid}/task").glob("*/stat")
-    return all(thread.read_text().rpartition(")")[2].split()[0] == "T" for thread in threads)
-
-
-async def take_in_the_end(
+async def acquire_eventually(
     engine: Engine, name: str, holder: str, duration: int, *, within_s: float = DEADLINE_S
 ) -> int:
-    """Take a lock as soon as it is free and there is somebody to give it."""
+    """Acquire a lock as soon as it is free and the engine is available."""
 
     async def take() -> int | None:
         with suppress(EngineUnavailable):
@@ -136,31 +131,31 @@ async def take_in_the_end(
     return token
 
 
-async def is_refused_in_the_end(engine: Engine, name: str, holder: str, duration: int) -> bool:
-    """Ask for a lock as soon as there is somebody to answer; tell whether it is another's."""
-    token = await _answer(lambda: engine.acquire(name, holder=holder, duration=duration))
+async def is_refused_eventually(engine: Engine, name: str, holder: str, duration: int) -> bool:
+    """Request a lock as soon as the engine is available; return whether another holder has it."""
+    token = await _call_until_available(lambda: engine.acquire(name, holder=holder, duration=duration))
     return token is None
 
 
-async def is_kept_in_the_end(engine: Engine, name: str, holder: str, duration: int) -> bool:
-    """Renew a lock as soon as there is somebody to do it; tell whether it is still the holder's."""
-    return name in await _answer(lambda: engine.renew([name], holder=holder, duration=duration))
+async def is_kept_eventually(engine: Engine, name: str, holder: str, duration: int) -> bool:
+    """Renew a lock as soon as the engine is available; return whether the holder still has it."""
+    return name in await _call_until_available(lambda: engine.renew([name], holder=holder, duration=duration))
 
 
-async def _answer(ask: Callable[[], Awaitable[T]]) -> T:
-    """Ask until an engine answers."""
+async def _call_until_available(ask: Callable[[], Awaitable[T]]) -> T:
+    """Repeat a call until the engine is available."""
 
-    async def answers() -> list[T]:
+    async def attempt() -> list[T]:
         with suppress(EngineUnavailable):
             return [await ask()]
         return []
 
-    return (await async_wait_until(answers, "an engine to answer"))[0]
+    return (await async_wait_until(attempt, "an engine to answer"))[0]
 
 
 @pytest.fixture(scope="session")
 def server_of() -> Iterator[Callable[[str], EngineServer]]:
-    """Start the server of an engine with the first test that needs it, once for the whole run: do not stop it."""
+    """Start the server of an engine on first use, once per session. Tests must not stop it."""
     started: dict[str, EngineServer] = {}
 
     def shared(kind: str) -> EngineServer:
@@ -175,37 +170,37 @@ def server_of() -> Iterator[Callable[[str], EngineServer]]:
 
 @pytest.fixture(params=list(SERVERS))
 def kind(request: pytest.FixtureRequest) -> str:
-    """Each engine in turn."""
+    """Run the test once per engine."""
     return str(request.param)
 
 
 @pytest.fixture
 def server(kind: str, server_of: Callable[[str], EngineServer]) -> EngineServer:
-    """The server of an engine, which others use, too: do not stop it."""
+    """The shared server of an engine. Tests must not stop it."""
     return server_of(kind)
 
 
 @pytest.fixture(scope="session")
 def shared_etcd_ensemble() -> Iterator[EtcdEnsemble]:
-    """Three servers of etcd for the whole run."""
+    """A cluster of three etcd servers, for the whole session."""
     try:
         servers = EtcdEnsemble()
     except ServerMissing as missing:
-        _do_without(missing)
+        skip_or_fail(missing)
     with servers:
         yield servers
 
 
 @pytest.fixture
 def etcd_ensemble(shared_etcd_ensemble: EtcdEnsemble) -> EtcdEnsemble:
-    """Three servers of etcd, which a test may stop: all of them run when it begins."""
+    """A cluster of three etcd servers that a test may stop; all of them run when it begins."""
     shared_etcd_ensemble.mend()
     return shared_etcd_ensemble
 
 
 @pytest.fixture
 async def open_at() -> AsyncIterator[OpenEngine]:
-    """Open engines at addresses; they are closed after the test."""
+    """Open engines by URL; close them after the test."""
     async with AsyncExitStack() as stack:
 
         def opened(url: str, node: str = "test") -> Engine:
@@ -218,44 +213,44 @@ async def open_at() -> AsyncIterator[OpenEngine]:
 
 @pytest.fixture
 def url(server: EngineServer) -> str:
-    """The address of an empty engine: one with a prefix that nobody has used."""
+    """The URL of an empty engine, with an unused prefix."""
     return server.url(prefix=f"test-{next(PREFIXES)}/")
 
 
 @pytest.fixture
 def engine(url: str, open_at: OpenEngine) -> Engine:
-    """An engine of this test's own."""
+    """An engine for this test only."""
     return open_at(url)
 
 
 @pytest.fixture(scope="session")
 def shared_redis() -> Iterator[RedisServer]:
-    """A Redis for the whole run."""
+    """A Redis server for the whole session."""
     try:
         server = RedisServer()
     except ServerMissing as missing:
-        _do_without(missing)
+        skip_or_fail(missing)
     with server:
         yield server
 
 
 @pytest.fixture
 def redis(shared_redis: RedisServer) -> RedisServer:
-    """A Redis that runs, is empty, and that a test may torment."""
+    """A running, empty Redis server that a test may break."""
     shared_redis.mend()
     return shared_redis
 
 
 @pytest.fixture(scope="session")
 def transport_server() -> Iterator[Callable[[str], TransportServer]]:
-    """Start the server of a kind of transport, once for the whole run."""
+    """Start the server of a transport on first use, once per session."""
     started: dict[str, TransportServer] = {}
 
     def server_of(kind: str) -> TransportServer:
         try:
             return start_server(kind, started)
         except ServerMissing as missing:
-            _do_without(missing)
+            skip_or_fail(missing)
 
     yield server_of
     for server in started.values():

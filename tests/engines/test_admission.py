@@ -1,7 +1,7 @@
-"""An engine in front of a real store: whatever becomes of the engine, one holder can write, and the others are refused.
+"""Leases granted by an engine in front of a real store: whatever happens to the engine, exactly one holder can write.
 
-Redis stands for all engines here, since it forgets, hangs and dies so readily. What is asked at the end of a story is
-never what somebody believes, but what the store lets happen: who may fire.
+Redis stands for all engines, because it is easy to flush, pause and kill. Each test ends by checking what the store
+allows, not what a node believes: who may fire.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ from tests.support.postgres import PostgresServer
 from tests.support.redis import RedisServer
 from tests.support.waiting import DEADLINE_S, async_wait_until
 
-LEASE = 600 * SECOND  # No machine is so slow that it runs out; a quarter of it is how long the engine is waited for.
+LEASE = 600 * SECOND  # Too long to expire on any machine; the engine is waited for during a quarter of it.
 PAUSE_S = 600.0
 FREED = "{headway:}freed"
 ROLE = "scheduler/0"
 
 
 class Rival:
-    """One of those who want to decide, each with connections of his own."""
+    """A node that competes for the role, with its own connections."""
 
     def __init__(self, name: str, store: Store, engine: Engine, *, falls_back: bool) -> None:
         self.name = name
@@ -51,26 +51,26 @@ class Rival:
         self.lease: Lease | None = None
 
     async def acquire(self) -> bool:
-        """Try for the role."""
+        """Try to acquire the role."""
         won = await self.leases.acquire([ROLE], holder=self.name, holder_name=self.name, duration=LEASE)
         self.lease = won[0] if won else None
         return bool(won)
 
     async def renew(self) -> bool:
-        """Keep it."""
+        """Renew the lease."""
         assert self.lease is not None
         renewed = await self.leases.renew([self.lease], duration=LEASE)
         return bool(renewed)
 
     async def release(self) -> None:
-        """Give it back."""
+        """Release the lease."""
         assert self.lease is not None
         await self.leases.release([self.lease])
 
     async def fires(self) -> bool:
-        """Decide what is due with the lease that he believes to have; say whether the store let him."""
+        """Decide what is due with the lease that this node believes it holds; return whether the store accepted it."""
         assert self.lease is not None
-        async with asyncio.timeout(DEADLINE_S):  # It is due ten times a second, but not in the first tenth.
+        async with asyncio.timeout(DEADLINE_S):  # The schedule is due ten times a second, but not in the first 100 ms.
             while not (due := await self.store.ledger.due(Shards(of=1, held=frozenset({0})), 10)).schedules:
                 await asyncio.sleep(0.01)
         plans = [plan(schedule, due.now, live) for schedule, live in due.schedules]
@@ -80,26 +80,26 @@ class Rival:
             return False
         return not refused
 
-    def rest(self) -> None:
-        """Let the time pass for which an engine that was absent is left alone."""
+    def skip_back_off(self) -> None:
+        """Advance its clock past the time during which an unavailable engine is not called."""
         self.ahead_s += admission.ABSENT_S
 
     @property
     def trouble(self) -> str | None:
-        """What he says of the engine."""
+        """The trouble with the engine that this node reports."""
         trouble: str | None = self.leases.state["trouble"]
         return trouble
 
 
 class Match:
-    """Rivals on one store, each with an engine that may be another's, too."""
+    """Nodes on one store, each with its own engine or a shared one."""
 
     def __init__(self, url: str, stack: AsyncExitStack) -> None:
         self.url = url
         self._stack = stack
 
     async def rival(self, name: str, engine: str, *, falls_back: bool = True) -> Rival:
-        """Let one more take part."""
+        """Add a node."""
         clock = Clock(node=name)
         store = await Store.open(self.url, clock)
         self._stack.push_async_callback(store.close)
@@ -110,15 +110,15 @@ class Match:
 
 @pytest.fixture(scope="session")
 def migrated(postgres_server: PostgresServer) -> str:
-    """A database to make copies of."""
+    """A migrated database that serves as a template."""
     url = postgres_server.create_database()
-    with ThreadPoolExecutor(1) as thread:  # The fixture may be asked for while a loop runs here.
+    with ThreadPoolExecutor(1) as thread:  # An event loop may already run in this thread.
         thread.submit(asyncio.run, _prepare(url)).result(timeout=DEADLINE_S)
     return url
 
 
 async def _prepare(url: str) -> None:
-    """Make a store with one schedule that is always due."""
+    """Create a store with one schedule that is always due."""
     driver = open_driver(url)
     await migrate(driver)
     store = Store.on(driver, Clock(node="operator"))
@@ -141,8 +141,8 @@ async def match(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 @contextmanager
-def said() -> Iterator[list[EngineEvent]]:
-    """What is said of engines."""
+def engine_events() -> Iterator[list[EngineEvent]]:
+    """Collect events about engines."""
     events: list[EngineEvent] = []
 
     def note(event: EngineEvent) -> None:
@@ -153,14 +153,14 @@ def said() -> Iterator[list[EngineEvent]]:
         yield events
 
 
-async def _tell_apart(holder: Rival, *others: Rival) -> None:
-    """Check that exactly this one can write."""
+async def _check_only_holder_writes(holder: Rival, *others: Rival) -> None:
+    """Check that exactly this node can write."""
     for other in others:
         assert not await other.fires(), f"{other.name} wrote, though the lease is {holder.name}'s"
     assert await holder.fires()
 
 
-async def test_the_engine_lets_one_try_and_the_store_records_him(match: Match, redis: RedisServer) -> None:
+async def test_engine_grants_to_one_node_and_store_records_it(match: Match, redis: RedisServer) -> None:
     ada, bob = await match.rival("ada", redis.url()), await match.rival("bob", redis.url())
     assert await ada.acquire()
     assert not await bob.acquire()
@@ -173,11 +173,11 @@ async def test_the_engine_lets_one_try_and_the_store_records_him(match: Match, r
     assert first is not None
     assert bob.lease is not None
     assert bob.lease.token > first.token
-    await _tell_apart(bob, ada)
+    await _check_only_holder_writes(bob, ada)
 
 
-async def test_tokens_grow_although_the_engine_starts_again(match: Match, redis: RedisServer) -> None:
-    """Redis restarts empty and gives its lowest token; the store has seen higher ones, and gives one above them."""
+async def test_tokens_increase_after_engine_restart(match: Match, redis: RedisServer) -> None:
+    """Redis restarts empty and grants its lowest token; the store has seen higher ones and issues a higher one."""
     ada = await match.rival("ada", redis.url())
     with redis.client() as client:
         client.set("{headway:}token", 1_000_000)
@@ -190,59 +190,57 @@ async def test_tokens_grow_although_the_engine_starts_again(match: Match, redis:
     assert await bob.acquire()
     assert bob.lease is not None
     assert bob.lease.token > high.token
-    await _tell_apart(bob, ada)
+    await _check_only_holder_writes(bob, ada)
 
 
 @pytest.mark.parametrize("fault", ["flushed", "restarted empty"])
-async def test_two_who_both_hold_the_lock_have_one_row(match: Match, redis: RedisServer, fault: str) -> None:
+async def test_two_holders_of_the_lock_share_one_row(match: Match, redis: RedisServer, fault: str) -> None:
     ada, bob = await match.rival("ada", redis.url()), await match.rival("bob", redis.url())
     assert await ada.acquire()
     if fault == "flushed":
         redis.flush()
     else:
         redis.restart_empty()
-    assert await bob.acquire()  # Both have been granted the lock now, and neither has given it back.
-    await _tell_apart(bob, ada)
+    assert await bob.acquire()  # Now both have been granted the lock, and neither has released it.
+    await _check_only_holder_writes(bob, ada)
     assert not await ada.renew()
     assert not await ada.acquire()
     assert await bob.renew()
     assert await bob.fires()
 
 
-async def test_a_lock_that_the_engine_forgot_is_taken_again(match: Match, redis: RedisServer) -> None:
+async def test_lock_forgotten_by_engine_is_acquired_again(match: Match, redis: RedisServer) -> None:
     ada, bob = await match.rival("ada", redis.url()), await match.rival("bob", redis.url())
     assert await ada.acquire()
     before = ada.lease
     redis.flush()
     assert await ada.renew()
-    assert ada.lease == before  # Nobody else came in between, so it is the same term.
+    assert ada.lease == before  # Nobody acquired it in between, so the term is the same.
     assert not await bob.acquire()
     assert await ada.fires()
 
 
-async def test_halves_that_know_nothing_of_each_other_do_not_rob_each_other_for_ever(
-    match: Match, redis: RedisServer
-) -> None:
-    """Each has a Redis of his own, and each Redis calls him the holder."""
+async def test_nodes_with_separate_engines_do_not_steal_leases_forever(match: Match, redis: RedisServer) -> None:
+    """Each node has its own Redis, and each Redis names its node as the holder."""
     with RedisServer() as other:
         ada, bob = await match.rival("ada", redis.url()), await match.rival("bob", other.url())
         assert await ada.acquire()
         assert await bob.acquire()
-        for _ in range(3):  # Bob was the later. Ada comes back in vain, for as long as he renews.
+        for _ in range(3):  # Bob was later. Ada cannot come back while he renews.
             assert not (ada.lease and await ada.renew())
             assert not await ada.acquire()
             assert await bob.renew()
             assert await bob.fires()
         await bob.release()
         assert await ada.acquire()
-        await _tell_apart(ada, bob)
+        await _check_only_holder_writes(ada, bob)
 
 
-async def test_without_the_engine_the_store_decides(match: Match, redis: RedisServer) -> None:
+async def test_without_engine_the_store_decides(match: Match, redis: RedisServer) -> None:
     ada, bob = await match.rival("ada", redis.url()), await match.rival("bob", redis.url())
     assert await ada.acquire()
     redis.kill()
-    with said() as events:
+    with engine_events() as events:
         assert await ada.renew()
         assert await ada.renew()
         assert not await bob.acquire()
@@ -251,14 +249,14 @@ async def test_without_the_engine_the_store_decides(match: Match, redis: RedisSe
     assert "redis" in ada.trouble
     assert await ada.fires()
     await ada.release()
-    assert await bob.acquire()  # From the store alone.
-    await _tell_apart(bob, ada)
+    assert await bob.acquire()  # Granted by the store alone.
+    await _check_only_holder_writes(bob, ada)
     assert not await ada.acquire()
     redis.start()
-    ada.rest()
-    bob.rest()
-    with said() as events:
-        assert not await ada.acquire()  # The engine would let her; but bob has it, and nobody robs him for that.
+    ada.skip_back_off()
+    bob.skip_back_off()
+    with engine_events() as events:
+        assert not await ada.acquire()  # The engine would grant it, but bob holds the lease in the store and keeps it.
         assert await bob.renew()
         assert not await ada.acquire()
     assert [type(event) for event in events] == [EngineReturned, EngineReturned]
@@ -266,7 +264,7 @@ async def test_without_the_engine_the_store_decides(match: Match, redis: RedisSe
     assert await bob.fires()
 
 
-async def test_without_the_engine_nothing_is_decided_where_that_is_wanted(match: Match, redis: RedisServer) -> None:
+async def test_without_engine_and_fallback_nothing_is_decided(match: Match, redis: RedisServer) -> None:
     ada = await match.rival("ada", redis.url(), falls_back=False)
     assert await ada.acquire()
     redis.kill()
@@ -274,84 +272,80 @@ async def test_without_the_engine_nothing_is_decided_where_that_is_wanted(match:
     assert not await ada.acquire()
     assert ada.leases.state == {"engine": "redis", "trouble": ada.trouble, "fallback": "stop"}
     redis.start()
-    ada.rest()
+    ada.skip_back_off()
     assert await ada.acquire()
     assert await ada.fires()
 
 
-def _count_questions(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Note each renewal that the engine is asked for."""
-    asked: list[float] = []
+def _count_renewals(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Record each renewal request to the engine."""
+    calls: list[float] = []
     renew = engine.renew
 
     def counted(names: Iterable[str], *, holder: str, duration: int) -> Awaitable[frozenset[str]]:
-        asked.append(duration / SECOND)
+        calls.append(duration / SECOND)
         return renew(names, holder=holder, duration=duration)
 
     monkeypatch.setattr(engine, "renew", counted)
-    return asked
+    return calls
 
 
-async def test_an_engine_that_hangs_costs_no_lease(
-    match: Match, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The question is given up in time, and not asked again at every turn."""
-    assert admission.PATIENCE <= 0.25  # A holder trusts a lease for 0.8 of it: three questions fit into that.
+async def test_hanging_engine_loses_no_lease(match: Match, redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call times out, and is not repeated on every renewal."""
+    assert admission.PATIENCE <= 0.25  # A holder trusts a lease for 0.8 of it, which leaves room for three calls.
     ada = await match.rival("ada", redis.url())
     assert await ada.acquire()
-    asked = _count_questions(ada.engine, monkeypatch)
+    calls = _count_renewals(ada.engine, monkeypatch)
     redis.pause(PAUSE_S)
     monkeypatch.setattr(admission, "PATIENCE", 0.001)
     for _ in range(4):
         assert await ada.renew()
-    assert len(asked) == 1
+    assert len(calls) == 1
     assert ada.trouble == "redis does not answer within 0.6 s"
     assert await ada.fires()
     redis.resume()
     monkeypatch.setattr(admission, "PATIENCE", 0.25)
-    ada.rest()
+    ada.skip_back_off()
     assert await ada.renew()
-    assert len(asked) == 2
+    assert len(calls) == 2
     assert ada.leases.state["trouble"] is None
     await ada.leases.close()
 
 
-async def test_a_late_answer_does_not_end_an_absence(
+async def test_late_answer_does_not_end_back_off(
     match: Match, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two who asked, one lost patience: why the engine is left alone is known for as long as it is."""
+    """Of two concurrent calls one times out: the reason stays known for as long as the engine is not called."""
     ada = await match.rival("ada", redis.url())
     assert await ada.acquire()
-    asked = _count_questions(ada.engine, monkeypatch)
+    calls = _count_renewals(ada.engine, monkeypatch)
     monkeypatch.setattr(admission, "ABSENT_S", LEASE / SECOND)
     redis.pause(PAUSE_S)
     patient = asyncio.create_task(ada.renew())
-    await async_wait_until(lambda: asked, "the engine to be asked")
-    monkeypatch.setattr(admission, "PATIENCE", 0.001)  # The first one has begun to wait, and keeps its time.
+    await async_wait_until(lambda: calls, "the engine to be asked")
+    monkeypatch.setattr(admission, "PATIENCE", 0.001)  # The first call has started and keeps its own timeout.
     assert await ada.renew()
     redis.resume()
     assert await patient
     assert await ada.renew()
     assert ada.trouble == "redis does not answer within 0.6 s"
-    assert len(asked) == 2
+    assert len(calls) == 2
     await ada.leases.close()
 
 
-async def test_one_who_is_cut_off_from_the_engine_is_followed_by_one_who_is_not(
-    match: Match, redis: RedisServer
-) -> None:
-    """His lock runs out while the store still knows him as the holder; who gets the lock takes the row from him."""
+async def test_node_cut_off_from_engine_is_replaced(match: Match, redis: RedisServer) -> None:
+    """Its lock expires while the store still records it as the holder; the next node gets lock and row."""
     ada, bob = await match.rival("ada", redis.url()), await match.rival("bob", redis.url())
     assert await ada.acquire()
     with redis.client() as client:
         client.delete("{headway:}lock:scheduler/0")
     assert await bob.acquire()
-    await _tell_apart(bob, ada)
+    await _check_only_holder_writes(bob, ada)
     assert not await ada.renew()
 
 
-async def test_many_are_asked_for_at_once(match: Match, redis: RedisServer) -> None:
-    """As in lock mode: those that the engine grants, in one go."""
+async def test_many_leases_are_requested_at_once(match: Match, redis: RedisServer) -> None:
+    """As in lock mode: all leases that the engine grants, in one call."""
     ada, bob = await match.rival("ada", redis.url()), await match.rival("bob", redis.url())
     names = [f"occurrence/{number}/1" for number in range(100)]
     some = await bob.leases.acquire(names[:10], holder="bob", holder_name="bob", duration=LEASE)
@@ -363,20 +357,20 @@ async def test_many_are_asked_for_at_once(match: Match, redis: RedisServer) -> N
     await ada.leases.release([])
 
 
-async def test_a_node_hears_of_locks_that_came_free(match: Match, redis: RedisServer) -> None:
+async def test_node_is_notified_of_released_locks(match: Match, redis: RedisServer) -> None:
     ada, bob = await match.rival("ada", redis.url()), await match.rival("bob", redis.url())
     assert await ada.acquire()
     heard: list[str] = []
     wake_ups = await world_of(bob.store, bob.leases).watch(heard.append)
-    with redis.client() as client:  # Not through the store, which would tell it as well.
-        await async_wait_until(lambda: dict(client.pubsub_numsub(FREED))[FREED], "the subscription to stand")
+    with redis.client() as client:  # Not through the store, which would notify as well.
+        await async_wait_until(lambda: dict(client.pubsub_numsub(FREED))[FREED], "the subscription")
         heard.clear()
         client.publish(FREED, 1)
-    await async_wait_until(lambda: "leases" in heard, "the news of a lock that came free")
+    await async_wait_until(lambda: "leases" in heard, "the notification of a released lock")
     await wake_ups.close()
 
 
-async def test_the_connections_of_a_node_end_with_it(match: Match, redis: RedisServer) -> None:
+async def test_connections_of_a_node_are_closed_with_it(match: Match, redis: RedisServer) -> None:
     clock = Clock(node="cid")
     store = await Store.open(match.url, clock)
     node = scheduler_node(store, Settings(store=match.url, node="cid", coordination=redis.url()), clock)
@@ -388,4 +382,4 @@ async def test_the_connections_of_a_node_end_with_it(match: Match, redis: RedisS
         node.stop()
         await running
         await store.close()
-    await async_wait_until(lambda: redis.connections("headway-cid") == 0, "its connections to be gone")
+    await async_wait_until(lambda: redis.connections("headway-cid") == 0, "its connections to be closed")

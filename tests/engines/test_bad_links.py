@@ -1,8 +1,8 @@
-"""A leader dies while the next one's way to the engine is bad, and it leads all the same.
+"""A leader dies while the standby has bad links to the engine; the standby becomes leader all the same.
 
-etcd stands for the engines with several endpoints. Each story is of one who leads and is gone without a word, and of
-one who waits, behind links of his own to all three servers. The links are bad until the story has ended, so nobody is
-helped by waiting. No seconds are measured here: the promise, the lease and 2 s, is the sum of the limits below.
+etcd stands for the engines with several endpoints. In each scenario the leader vanishes without releasing anything,
+and the standby has its own links to all three servers. The links stay bad until the scenario has ended, so waiting does
+not help. No time is measured here: the promise, lease + 2 s, is the sum of the limits that are asserted below.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from tests.support.waiting import async_wait_until
 pytestmark = pytest.mark.slow
 
 LEASE_S = 2.0
-ENGINE_S = 3.0  # What an engine waits for its servers, as outside of the tests.
+ENGINE_S = 3.0  # The timeout of an engine in production.
 ROLES = ("scheduler/0", "scheduler/1", "scheduler/2")
 
 
@@ -43,28 +43,28 @@ def proxies() -> Iterator[Proxies]:
 
 @dataclass
 class Candidate:
-    """One who wants to lead, with a loop of his own."""
+    """A node that wants to lead, with its own loop."""
 
     elector: Elector
     loop: "asyncio.Task[None]"
 
     def vanish(self) -> None:
-        """Be gone: nothing is given back."""
+        """Stop without releasing anything."""
         self.loop.cancel()
 
     async def leads(self) -> None:
-        """Wait until he leads everything."""
-        await async_wait_until(lambda: len(self.elector.held()) == len(ROLES), "somebody to lead everything")
+        """Wait until it holds all roles."""
+        await async_wait_until(lambda: len(self.elector.held()) == len(ROLES), "a candidate to hold all roles")
 
 
 def address(ports: Iterable[int], prefix: str) -> str:
-    """Write the address of an engine whose servers are at these ports."""
+    """Build the URL of an engine with servers on these ports."""
     return f"etcd://{','.join(f'127.0.0.1:{port}' for port in ports)}?prefix={prefix}/"
 
 
 @asynccontextmanager
 async def candidate(name: str, store_url: str, engine_url: str) -> AsyncIterator[Candidate]:
-    """Let somebody try."""
+    """Run a candidate."""
     clock, duration = Clock(node=name), round(LEASE_S * SECOND)
     async with AsyncExitStack() as stack:
         store = await Store.open(store_url, clock)
@@ -92,7 +92,7 @@ async def candidate(name: str, store_url: str, engine_url: str) -> AsyncIterator
             await asyncio.wait([running])
 
 
-STORIES = {
+SCENARIOS = {
     "one black hole": (BLACK_HOLE, CLEAR, CLEAR),
     "one black hole, one refuses": (BLACK_HOLE, REFUSED, CLEAR),
     "black holes": (BLACK_HOLE, BLACK_HOLE, BLACK_HOLE),
@@ -101,30 +101,30 @@ STORIES = {
 }
 
 
-@pytest.mark.parametrize("is_long_bad", [False, True], ids=["from then on", "for a while before"])
-async def test_a_bad_way_to_the_engine_does_not_keep_who_is_next(
-    is_long_bad: bool, etcd_ensemble: EtcdEnsemble, proxies: Proxies, tmp_path: Path, patience: Patience
+@pytest.mark.parametrize("is_bad_before", [False, True], ids=["bad-from-now", "bad-before"])
+async def test_standby_leads_despite_bad_links_to_engine(
+    is_bad_before: bool, etcd_ensemble: EtcdEnsemble, proxies: Proxies, tmp_path: Path, patience: Patience
 ) -> None:
     patience(ENGINE_S)
-    # Who waits looks so often, and then asks an engine that does not answer once; see `test_admission.py`.
+    # The standby polls at this interval, then calls an engine that does not answer once; see `test_admission.py`.
     assert elector.WAIT_S + admission.PATIENCE * LEASE_S <= 2.0
 
-    async def play(name: str, weathers: Sequence[Weather]) -> None:
+    async def run(name: str, weathers: Sequence[Weather]) -> None:
         try:
-            await _play(weathers, is_long_bad, etcd_ensemble, proxies, tmp_path / f"{name}.db")
+            await _run_scenario(weathers, is_bad_before, etcd_ensemble, proxies, tmp_path / f"{name}.db")
         except BaseException as error:
-            error.add_note(f"the weather: {name}")
+            error.add_note(f"the links: {name}")
             raise
 
-    # All of them at once: they are mostly waiting.
-    outcomes = await asyncio.gather(*(play(*story) for story in STORIES.items()), return_exceptions=True)
+    # All scenarios at once: they mostly wait.
+    outcomes = await asyncio.gather(*(run(*scenario) for scenario in SCENARIOS.items()), return_exceptions=True)
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     if errors:
-        raise BaseExceptionGroup("somebody was kept from leading", errors)
+        raise BaseExceptionGroup("a standby did not become leader", errors)
 
 
-async def _play(
-    weathers: Sequence[Weather], is_long_bad: bool, ensemble: EtcdEnsemble, proxies: Proxies, file: Path
+async def _run_scenario(
+    weathers: Sequence[Weather], is_bad_before: bool, ensemble: EtcdEnsemble, proxies: Proxies, file: Path
 ) -> None:
     store_url, prefix = f"sqlite:///{file}", f"links-{next(PREFIXES)}"
     ports = [member.port for member in ensemble.members]
@@ -132,19 +132,19 @@ async def _play(
     async with candidate("first", store_url, address(ports, prefix)) as first:
         await first.leads()
         async with candidate("second", store_url, address((link.port for link in links), prefix)) as second:
-            await async_wait_until(lambda: any(link._connections for link in links), "him to have a connection")
+            await async_wait_until(lambda: any(link._connections for link in links), "the standby to connect")
             for link, weather in zip(links, random.sample(weathers, len(weathers)), strict=True):
                 link.set(weather)
-            await asyncio.sleep(LEASE_S if is_long_bad else 0.0)
+            await asyncio.sleep(LEASE_S if is_bad_before else 0.0)
             first.vanish()
             await second.leads()
 
 
 @pytest.mark.postgres
-async def test_a_leader_that_vanished_in_the_middle_of_a_transaction_is_followed_when_the_server_ends_it(
+async def test_leader_that_vanished_in_a_transaction_is_replaced_when_the_server_ends_it(
     etcd_ensemble: EtcdEnsemble, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its rows stay locked until then, and the connection stays for as long as the test."""
+    """Its rows stay locked until then, and its connection stays open for the whole test."""
     driver = open_driver(postgres_url)
     await migrate(driver)
     await driver.close()
@@ -157,5 +157,5 @@ async def test_a_leader_that_vanished_in_the_middle_of_a_transaction_is_followed
                     patched.setattr(postgres, "IDLE_S_MAX", LEASE_S)
                     decision.execute(postgres._begin())
                 decision.execute("select * from headway_leases where name like 'scheduler/%' for share")
-                first.vanish()  # And the connection stays, as that of a host without power does.
+                first.vanish()  # The connection stays open, as after a power failure of its host.
                 await second.leads()

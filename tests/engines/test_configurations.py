@@ -1,7 +1,7 @@
-"""The whole command line and every GET route in each supported configuration: store × engine × transport × Redis.
+"""Run every command and every GET route in each supported configuration: store × engine × transport × Redis.
 
-Commands and routes are found in the program itself, so new ones run, too. A command that needs arguments gets them from
-`READS` or `WRITES`.
+Commands and routes are discovered, so new ones are included. A command that needs arguments gets them from `READS` or
+`WRITES`.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ REDIS = ("live", "no-live")
 CONFIGURATIONS = [*itertools.product(STORES, ENGINES, TRANSPORTS, REDIS)]
 NUMBERS = itertools.count(1)
 
-SERVERS = {"demo", "dev", "serve", "scheduler", "worker", "api"}  # They run until they are stopped.
+SERVERS = {"demo", "dev", "serve", "scheduler", "worker", "api"}  # They run until stopped.
 READS: dict[str, list[str]] = {
     "schedules show": ["daily"],
     "schedules preview": ["0 6 * * *"],
@@ -50,7 +50,7 @@ READS: dict[str, list[str]] = {
     **{f"jobs {verb}": ["RUNNING"] for verb in ("show", "why", "logs", "events")},
     "jobs watch": ["ENDED"],
 }
-# In the order in which they are done.
+# In the order of execution.
 WRITES: dict[str, list[str]] = {
     "migrate": [],
     "enqueue": ["report", "-a", "n=1", "--key", "once"],
@@ -83,7 +83,7 @@ WRITES: dict[str, list[str]] = {
 
 
 def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """Find every command."""
+    """Yield the names of all commands."""
     group = group or _root()
     context = click.Context(group)
     for name in group.list_commands(context):
@@ -95,7 +95,7 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 class Running:
-    """A node with its API, on an event loop in a thread of its own."""
+    """A node with its API, on an event loop in a thread."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -114,7 +114,7 @@ class Running:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(node.run())
-                self.ids = await _furnish(store)
+                self.ids = await _populate(store)
                 self._started.set()
                 await self._stop.wait()
                 await self._api.close()
@@ -124,9 +124,9 @@ class Running:
             await store.close()
 
     def get(self, path: str) -> tuple[int, bytes]:
-        """Ask the API for a path; of a stream hear the beginning.
+        """Request a path from the API; of a stream, read the beginning.
 
-        On a slow machine a node may not be ready yet, or seem to stand still: that is said, and passes.
+        On a slow machine a node may answer 503 at first, because it is not ready yet or seems stuck.
         """
         answers = [(503, b"")]
 
@@ -136,7 +136,7 @@ class Running:
             answers.append(asked.result(DEADLINE_S))
             return answers[-1][0] != 503
 
-        wait_until(is_ready, f"{path} to be answered")
+        wait_until(is_ready, f"{path} to answer")
         return answers[-1]
 
     def __enter__(self) -> "Running":
@@ -152,8 +152,8 @@ class Running:
         self._loop.close()
 
 
-async def _furnish(store: Store) -> dict[str, str]:
-    """Make jobs in several states, a worker, and a webhook with a delivery; return what they are called."""
+async def _populate(store: Store) -> dict[str, str]:
+    """Create jobs in several states, a worker, and a webhook with a delivery; return their ids."""
     webhook = await store.webhooks.add(tenant="*", url="http://127.0.0.1:9/hook", author="test")
     state = {"worker": {"tasks": ["report"], "queues": ["*"], "slots": 4, "running": 1, "children": 1}}
     await store.nodes.beat(Node(id="node_web-1", name="web-1", roles=("worker",), version="1", state=state))
@@ -183,7 +183,7 @@ async def _enqueue(store: Store, queue: str) -> str:
 
 
 async def _get(api: Api, path: str) -> tuple[int, bytes]:
-    """Do what a server does for a client that hangs up when it has heard the beginning of the answer."""
+    """Run the ASGI app for a client that disconnects after the first part of the response."""
     plain, _, query = path.partition("?")
     status, body, heard, asked = 0, b"", asyncio.Event(), [{"type": "http.request", "body": b""}]
 
@@ -220,7 +220,7 @@ async def _get(api: Api, path: str) -> tuple[int, bytes]:
 
 @contextmanager
 def database(kind: str, folder: Path, server: PostgresServer) -> Iterator[str]:
-    """Make an empty store of a kind."""
+    """Create an empty store."""
     if kind == "sqlite":
         yield f"sqlite:///{folder}/headway.db"
         return
@@ -270,11 +270,11 @@ def test_every_command_and_every_route_works(
         with Running(Settings.load()) as running:
             cli = Cli(capsys, tmp_path)
             assert cli("schedules", "put", "daily", "--task", "report", "--cron", "0 6 * * *").code == 0
-            _ask_every_route(running)
+            _get_every_route(running)
             _run_every_command(cli, running.ids, as_json=live == "live")
 
 
-def _ask_every_route(running: Running) -> None:
+def _get_every_route(running: Running) -> None:
     by_place = {
         "/api/jobs/": running.ids["RUNNING"],
         "/api/webhooks/": running.ids["WEBHOOK"],
@@ -293,7 +293,7 @@ def _ask_every_route(running: Running) -> None:
 
 
 def _run_every_command(cli: Cli, ids: dict[str, str], *, as_json: bool) -> None:
-    """Run each command once: what reads prints JSON where Redis is there, and text where it is not."""
+    """Run each command once: commands that read print JSON with Redis, and text without."""
     found = [command for command in commands() if command not in SERVERS]
     assert WRITES.keys() | READS.keys() <= {*found}
     for command in [command for command in found if command not in WRITES]:
@@ -311,5 +311,5 @@ def _run_every_command(cli: Cli, ids: dict[str, str], *, as_json: bool) -> None:
 def _run(cli: Cli, command: str, given: list[str], more: list[str]) -> None:
     line = [*command.split(), *more, *given]
     result = cli(*line)
-    # 1 is for what was found: a fault, a gap, a message that could not be sent.
+    # Exit code 1 reports a finding: a fault, a gap, a message that could not be sent.
     assert result.code in (0, 1), f"headway {' '.join(line)}: exit code {result.code}\n{result.out}\n{result.err}"

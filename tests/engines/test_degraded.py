@@ -1,4 +1,4 @@
-"""An engine that is away is named wherever somebody looks, and so is its return, without a restart of anybody."""
+"""Status, health, metrics, alerts and doctor show that an engine is unavailable, and its return, without a restart."""
 
 from pathlib import Path
 
@@ -11,13 +11,13 @@ from tests.support.command_line import Cli
 from tests.support.redis import RedisServer
 from tests.support.waiting import wait_until
 
-# The engine is waited for during a quarter of it, and asked after a third. On a slow machine a node may miss an answer
-# or a beat, so everything here is looked at again until it is so.
+# The engine is waited for during a quarter of it, and called every third of it. On a slow machine a node may miss an
+# answer or a heartbeat, so everything here is polled.
 LEASE_S = 6.0
 
 
 def ready(api: ApiProcess) -> tuple[str, str]:
-    """Return what /readyz says of everything, and of the engine."""
+    """Return the status of /readyz, and its check of the engines."""
     with api.client() as client:
         answer = client.get("/readyz")
     if answer.status_code != 200:
@@ -26,13 +26,13 @@ def ready(api: ApiProcess) -> tuple[str, str]:
 
 
 def engine_up(api: ApiProcess) -> list[str]:
-    """Return what /metrics says of the engine."""
+    """Return the metrics of the engine."""
     with api.client() as client:
         lines = client.get("/metrics").text.splitlines()
     return [line for line in lines if line.startswith(("headway_engine_up", "headway_engine_cut_off"))]
 
 
-def test_status_health_metrics_and_doctor(
+def test_unavailable_engine_is_shown_everywhere(
     redis: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, headway = f"sqlite:///{tmp_path}/headway.db", Cli(capsys, tmp_path)
@@ -41,7 +41,7 @@ def test_status_health_metrics_and_doctor(
         monkeypatch.setenv(name, value)
 
     def shows(*words: str) -> bool:
-        """Say whether `headway status` has all of these words."""
+        """Return whether `headway status` prints all of these words."""
         shown = " ".join(headway("status").out.split())
         return all(word in shown for word in words)
 
@@ -63,7 +63,7 @@ def test_status_health_metrics_and_doctor(
         up = 'headway_engine_up{engine="redis",part="coordination"} 1.0'
         wait_until(lambda: up in engine_up(api), "the metrics to show the engine")
         wait_until(lambda: shows("redis ok (2 nodes)"), "the status to show the engine")
-        wait_until(lambda: "grants and takes back a lock in" in headway("doctor").out, "the doctor to be content")
+        wait_until(lambda: "grants and releases a lock in" in headway("doctor").out, "the doctor to pass")
 
         redis.kill()
         away = ("degraded", "redis does not answer any node")
@@ -72,9 +72,9 @@ def test_status_health_metrics_and_doctor(
             'headway_engine_up{engine="redis",part="coordination"} 0.0',
             'headway_engine_cut_off_nodes{engine="redis",part="coordination"} 2.0',
         ]
-        wait_until(lambda: engine_up(api) == lines, "the metrics to show its absence")
+        wait_until(lambda: engine_up(api) == lines, "the metrics to show that it is unavailable")
         words = "redis does not answer any node (2 nodes)", "connection refused); the store grants leases instead"
-        wait_until(lambda: shows(*words), "the status to show its absence")
+        wait_until(lambda: shows(*words), "the status to show that it is unavailable")
         wait_until(lambda: alerts() == ["redis"], "an alert")
         wait_until(lambda: doctors_marks() == (0, ["warn"]), "the doctor to warn")
         monkeypatch.setenv("HEADWAY_COORDINATION_FALLBACK", "stop")
@@ -82,17 +82,17 @@ def test_status_health_metrics_and_doctor(
 
         redis.start()
         wait_until(lambda: ready(api) == ("ready", "ok"), "the API to be ready again")
-        # Said once, and not with every question. A slow machine may have kept the engine from answering once more.
+        # Logged once, not with every call. On a slow machine the engine may have been unavailable once more.
         wait_until(
             lambda: nodes.log().count("engine_unavailable") == nodes.log().count("engine_returned") > 0,
-            "the node to have said as often that the engine was lost as that it was back",
+            "as many log lines engine_returned as engine_unavailable",
         )
 
 
 @pytest.mark.parametrize(
     "engine", ["redis://:secret@127.0.0.1:none", "rediss://:secret@127.0.0.1?ca=/nowhere.pem", "ftp://:secret@x"]
 )
-def test_an_engine_that_cannot_be_meant_stops_the_start(
+def test_invalid_engine_url_stops_the_start(
     engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADWAY_STORE", f"sqlite:///{tmp_path}/headway.db")

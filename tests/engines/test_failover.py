@@ -1,4 +1,4 @@
-"""Real schedulers whose leases an engine grants: one is killed, one leaves, and the next one decides in its place."""
+"""Real schedulers with leases from an engine: one is killed, one stops, and the next one takes over."""
 
 import contextlib
 import signal
@@ -23,7 +23,7 @@ from tests.engines.conftest import OpenEngine
 from tests.support import evidence
 from tests.support.waiting import DEADLINE_S, async_wait_until
 
-LONG_S = 1_800.0  # Nothing that is seen within a test has to do with the end of such a lease.
+LONG_S = 1_800.0  # No effect that a test sees comes from the end of such a lease.
 SHORT_S = 2.0
 
 
@@ -37,7 +37,7 @@ class Schedulers:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str) -> None:
-        """Start one."""
+        """Start a process."""
         env = environment(
             self._url,
             HEADWAY_NODE=name,
@@ -52,7 +52,7 @@ class Schedulers:
         evidence.watch(f"scheduler {name}", path)
 
     def end(self, name: str, number: signal.Signals) -> None:
-        """Send one a signal and wait until it has ended."""
+        """Send a process a signal and wait until it has exited."""
         process = self.processes.pop(name)
         process.send_signal(number)
         try:
@@ -61,13 +61,13 @@ class Schedulers:
             process.kill()
 
     def log(self) -> str:
-        """Return what they said."""
+        """Return their logs."""
         return "\n".join(file.read_text() for file in sorted(self._folder.glob("*.log")))
 
 
 @contextlib.contextmanager
 def schedulers(url: str, folder: Path, lease_s: float, **variables: str) -> Iterator[Schedulers]:
-    """Run schedulers, and end all of them afterwards."""
+    """Run schedulers, and stop all of them afterwards."""
     started = Schedulers(url, folder, lease_s, **variables)
     try:
         yield started
@@ -79,7 +79,7 @@ def schedulers(url: str, folder: Path, lease_s: float, **variables: str) -> Iter
 
 
 @asynccontextmanager
-async def beating(url: str, interval: str) -> AsyncIterator[Store]:
+async def store_with_frequent_schedule(url: str, interval: str) -> AsyncIterator[Store]:
     """Open a store with a schedule that is due often."""
     store = await Store.open(url, Clock(node="operator"))
     try:
@@ -90,19 +90,19 @@ async def beating(url: str, interval: str) -> AsyncIterator[Store]:
 
 
 async def leader(store: Store) -> Lease | None:
-    """Return who leads now."""
+    """Return the current leader's lease."""
     held = await store.leases.held("scheduler/")
     return next((lease for lease, runs in held if runs), None)
 
 
 async def last_decision(store: Store) -> Occurrence | None:
-    """Return the last decision."""
+    """Return the most recent decision."""
     found = await store.ledger.occurrences("beat", limit=1)
     return found[0] if found else None
 
 
 async def _decider(store: Store, *names: str) -> Lease:
-    """Wait until one of these leads, and has decided since; return its lease."""
+    """Wait until one of these nodes leads and has made a decision; return its lease."""
 
     async def decides() -> Lease | None:
         lease, decision = await leader(store), await last_decision(store)
@@ -116,20 +116,20 @@ async def _decider(store: Store, *names: str) -> Lease:
 
 
 async def check_audit(store: Store) -> None:
-    """Compare the whole ledger with what should be in it."""
+    """Audit the whole ledger."""
     report = (await audit(store.ledger)).to_dict()
     assert report["ok"], report
     assert report["recorded"] == report["expected"] > 0
 
 
-async def test_the_next_one_decides(kind: str, url: str, tmp_path: Path, open_at: OpenEngine) -> None:
-    """After SIGTERM at once, after SIGKILL when the lock is gone; and each instant has its one decision.
+async def test_next_node_takes_over(kind: str, url: str, tmp_path: Path, open_at: OpenEngine) -> None:
+    """At once after SIGTERM, and after SIGKILL when the lock is gone; each instant has exactly one decision.
 
-    Leases are so long that nobody waits for their end. That a lock goes when its holder is dead is shown by
-    `test_contract.py` and `test_zookeeper.py`; here the test takes it away.
+    The leases are too long to expire. `test_contract.py` and `test_zookeeper.py` show that the lock of a dead holder
+    expires; here the test removes it.
     """
     store_url = f"sqlite:///{tmp_path}/headway.db"
-    async with beating(store_url, "200ms") as store:
+    async with store_with_frequent_schedule(store_url, "200ms") as store:
         with schedulers(store_url, tmp_path, LONG_S, HEADWAY_COORDINATION=url) as nodes:
             for name in ("one", "two", "three"):
                 nodes.start(name)
@@ -141,16 +141,16 @@ async def test_the_next_one_decides(kind: str, url: str, tmp_path: Path, open_at
             nodes.end(second.holder_name, signal.SIGKILL)
             (last,) = nodes.processes
             await _end_lock(store, open_at(url), second)
-            await store.leases.release([second])  # The last one may have just missed the engine's answer.
+            await store.leases.release([second])  # The last node may have just missed the engine's notification.
             third = await _decider(store, last)
             assert first.token < second.token < third.token
         await check_audit(store)
 
 
 async def _end_lock(store: Store, engine: Engine, lease: Lease) -> None:
-    """Have the engine forget the lock of a dead holder, in whose name it can be taken again and given back.
+    """Remove the lock of a dead holder: acquire it again in its name, and release it.
 
-    An engine may forget it and not answer in time. Then the lock is the next one's, and cannot be taken.
+    The engine may have removed it without answering in time. Then the next node has the lock.
     """
 
     async def is_gone() -> bool:
@@ -161,16 +161,16 @@ async def _end_lock(store: Store, engine: Engine, lease: Lease) -> None:
         now = await leader(store)
         return now is not None and now.holder != lease.holder
 
-    await async_wait_until(is_gone, "the engine to forget the lock of the dead one")
+    await async_wait_until(is_gone, "the engine to drop the lock of the dead node")
 
 
 async def test_lock_mode(kind: str, url: str, tmp_path: Path) -> None:
-    """Two who both decide everything: one is killed, and no instant is decided twice or left out.
+    """Two nodes decide everything; one is killed, and no instant is decided twice or missed.
 
-    The lease is short: the dead one may have had a lock, and what it locked is decided when that has run out.
+    The lease is short: the killed node may have held a lock, and what it locked is decided when that lock has expired.
     """
     store_url = f"sqlite:///{tmp_path}/headway.db"
-    async with beating(store_url, "200ms") as store:
+    async with store_with_frequent_schedule(store_url, "200ms") as store:
         variables = {"HEADWAY_COORDINATION": url, "HEADWAY_COORDINATION_MODE": "lock"}
         with schedulers(store_url, tmp_path, SHORT_S, **variables) as nodes:
             nodes.start("one")
@@ -180,7 +180,7 @@ async def test_lock_mode(kind: str, url: str, tmp_path: Path) -> None:
             await async_wait_until(lambda: _is_decided(store, both_live_at + SECOND // 2), "decisions of both")
             nodes.end("one", signal.SIGKILL)
             now = Clock().now()
-            await async_wait_until(lambda: _is_decided(store, now + SECOND // 2), "the other to go on")
+            await async_wait_until(lambda: _is_decided(store, now + SECOND // 2), "decisions of the other")
             assert await _engines(store) == {kind}
         await check_audit(store)
 
@@ -190,7 +190,7 @@ async def _are_alive(store: Store, number: int) -> bool:
 
 
 async def _engines(store: Store) -> set[str]:
-    """Return who grants leases to those who are alive."""
+    """Return the engines that grant leases to the live nodes."""
     return {node.state["coordination"]["engine"] for node in await store.nodes.alive(round(LONG_S * SECOND))}
 
 

@@ -1,6 +1,6 @@
-"""Real workers on each transport: jobs run as they do without one, and whatever happens to the server, all of them do.
+"""Real workers on each transport: jobs run as without one, and all of them run, whatever happens to the server.
 
-Where a test says that hints or notifications bring a job, the workers sweep so rarely that nothing else could have.
+Where a test claims that hints or notifications start a job, workers poll too rarely for anything else to have done it.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from headway import At, Headway
 from headway.core.clock import Clock
 from headway.core.settings import Settings
 from headway.store import Store
-from tests.chaos.worker_arena import Worker, WorkerArena, everywhere
+from tests.chaos.worker_arena import FINAL, Worker, WorkerArena, everywhere
 from tests.engines.conftest import Patience
 from tests.support.transports import Bench, TransportServer
 from tests.support.tuned import tuned
@@ -29,8 +29,8 @@ from tests.support.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.postgres
 NUMBERS = itertools.count(1)
-RARELY = "60s"  # As rarely as the settings allow.
-LEASE = "1800s"  # A loop that rests longer than the lease seems to stand still.
+RARELY = "60s"  # The longest interval that the settings allow.
+LEASE = "1800s"  # A loop that rests longer than the lease seems stuck.
 BEFORE_SWEEP_S = 45.0
 SPACE_S = 0.02
 
@@ -39,19 +39,19 @@ ServerOf = Callable[[str], TransportServer]
 
 
 @pytest.fixture(autouse=True)
-def _tries_again(patience: Patience) -> None:
-    """Have whoever enqueues here try again soon, as outside of the tests: a broker that starts may forget who asked."""
+def _short_timeouts(patience: Patience) -> None:
+    """Let clients retry soon, as in production: a starting broker may never answer a request."""
     patience(4.0)
 
 
 @pytest.fixture
 def stores(postgres_url: str, tmp_path: Path) -> dict[str, str]:
-    """An empty store on each database."""
+    """The URL of an empty store on each database."""
     return {"sqlite": f"sqlite:///{tmp_path}/headway.db", "postgres": postgres_url}
 
 
 def on_store(arena: WorkerArena, action: Callable[[Store], Awaitable[T]]) -> T:
-    """Do something with the store that nobody announces."""
+    """Act on the store without announcing anything."""
 
     async def act() -> T:
         store = await Store.open(arena.store, Clock(node="test"))
@@ -64,7 +64,7 @@ def on_store(arena: WorkerArena, action: Callable[[Store], Awaitable[T]]) -> T:
 
 
 def use(arena: WorkerArena, url: str) -> None:
-    """Have the side that enqueues announce."""
+    """Let the side that enqueues announce."""
     arena._app = Headway(settings=Settings(store=arena.store, transport=url), name="client")
 
 
@@ -89,7 +89,8 @@ def test_priorities_delays_pauses_and_retries_are_the_same(
             for priority in (1, 9, 5)
         }
         late = arena.enqueue("sit", {"seconds": 0}, delay="1500ms", queue="media")
-        marker = arena.enqueue("nothing_async", queue="media")  # It comes after them, from a queue that is not paused.
+        # It is enqueued after them, on a queue that is not paused.
+        marker = arena.enqueue("nothing_async", queue="media")
         arena.wait_final([marker])
         assert not {line[0] for line in arena.trace("begin")} & {*jobs.values()}
         on_store(arena, lambda store: store.queue.resume("default"))
@@ -107,7 +108,7 @@ def test_priorities_delays_pauses_and_retries_are_the_same(
 
 
 @pytest.mark.parametrize(("kind", "database"), [("redis", "sqlite"), ("classic", "postgres")])
-def test_hints_alone_bring_jobs(
+def test_hints_alone_start_jobs(
     kind: str, database: str, stores: dict[str, str], tmp_path: Path, transport_server: ServerOf
 ) -> None:
     def scenario(arena: WorkerArena) -> None:
@@ -133,14 +134,14 @@ def test_hints_alone_bring_jobs(
         unannounced = list[str]()
 
         def is_left_alone() -> bool:
-            """The store's own wake-ups are not listened to. A sweep may come just now, but not again and again."""
+            """Enqueue a job without a hint: only a poll can start it, which may come once, but not repeatedly."""
             unannounced.append(silent.enqueue_sync("nothing_async").id)
-            time.sleep(1.0)  # Any job that comes after it would bring it: on a slow machine this shows less.
-            # A slow machine may have kept the server from answering; then the store is listened to.
+            time.sleep(1.0)  # No later job to wait for, which would start it: on a slow machine this shows less.
+            # On a slow machine the server may have been unavailable; then the worker listens to the store.
             is_ready = arena.job(unannounced[-1], "status") == "PENDING"
-            return is_ready or times_said(worker, "engine_unavailable") > 0
+            return is_ready or times_logged(worker, "engine_unavailable") > 0
 
-        wait_until(is_left_alone, "a job that nobody announces to be left alone")
+        wait_until(is_left_alone, "an unannounced job to stay PENDING")
         arena.wait_final([arena.enqueue("nothing_async"), *unannounced], BEFORE_SWEEP_S)
         worker.signal(signal.SIGTERM)
         assert worker.wait(BEFORE_SWEEP_S) == 0
@@ -149,32 +150,32 @@ def test_hints_alone_bring_jobs(
 
 
 def listening(worker: Worker) -> str:
-    """Wait until a process serves the API; return where."""
+    """Wait until a process serves the API; return its URL."""
     found = wait_until(lambda: re.search(r"listening.*?(http://[\w.:]+)", worker.log.read_text()), "the API to listen")
     assert found is not None
     return found[1]
 
 
 def both_listen(bench: Bench) -> None:
-    """Wait until two workers wait for hints."""
+    """Wait until two workers listen for hints."""
     wait_until(lambda: asyncio.run(bench.listeners("default")) == 2, "two workers to listen")
 
 
-def times_said(worker: Worker, words: str) -> int:
+def times_logged(worker: Worker, words: str) -> int:
     return worker.log.read_text().count(words)
 
 
-def has_said_both(worker: Worker) -> bool:
-    return times_said(worker, "engine_unavailable") == times_said(worker, "engine_returned") > 0
+def has_logged_both(worker: Worker) -> bool:
+    return times_logged(worker, "engine_unavailable") == times_logged(worker, "engine_returned") > 0
 
 
-def said(arena: WorkerArena, words: str, times: int = 1) -> None:
-    """Wait until every worker has said something so often."""
+def wait_logged(arena: WorkerArena, words: str, times: int = 1) -> None:
+    """Wait until every worker has logged something that often."""
 
     def all_have() -> bool:
-        return all(times_said(worker, words) >= times for worker in arena.workers)
+        return all(times_logged(worker, words) >= times for worker in arena.workers)
 
-    wait_until(all_have, f"everybody to say {words!r}")
+    wait_until(all_have, f"all workers to log {words!r}")
 
 
 def troubles(arena: WorkerArena) -> list[object]:
@@ -182,7 +183,7 @@ def troubles(arena: WorkerArena) -> list[object]:
 
 
 @pytest.mark.parametrize("kind", ["redis", "classic"])
-def test_a_burst_for_two_workers_and_a_server_that_forgets_and_dies(
+def test_burst_for_two_workers_survives_a_server_that_loses_data_and_dies(
     kind: str, postgres_url: str, tmp_path: Path, transport_server: ServerOf
 ) -> None:
     bench = bench_of(kind, transport_server)
@@ -197,53 +198,64 @@ def test_a_burst_for_two_workers_and_a_server_that_forgets_and_dies(
         jobs = arena.enqueue_many("nothing_async", [{}] * 150)
         jobs += [arena.enqueue("short") for _ in range(10)]
         asyncio.run(bench.lose("default"))
-        jobs += [arena.enqueue("nothing_async") for _ in range(10)]
+        both_listen(bench)
+
+        def have_ended() -> bool:
+            """Enqueue one more job: its hint brings the others too, whatever was lost or not announced in time."""
+            jobs.append(arena.enqueue("nothing_async"))
+            time.sleep(0.5)  # A pause between two jobs, so that the backlog shrinks.
+            return arena.statuses(jobs[:-10]).keys() <= set(FINAL)
+
+        wait_until(have_ended, "hints to bring every job")
         arena.wait_final(jobs, BEFORE_SWEEP_S)
         both_listen(bench)
         bench.server.kill()
-        said(arena, "engine_unavailable")
+        wait_logged(arena, "engine_unavailable")
         jobs += arena.enqueue_many("nothing_async", [{}] * 40)
         arena.wait_final(jobs, BEFORE_SWEEP_S)
-        wait_until(lambda: all(troubles(arena)), "the nodes to show it")
+        wait_until(lambda: all(troubles(arena)), "the nodes to report trouble")
         bench.server.start()
-        said(arena, "engine_returned")
+        wait_logged(arena, "engine_returned")
         for _ in range(10):
             jobs.append(arena.enqueue("nothing_async"))
         arena.wait_final(jobs, BEFORE_SWEEP_S)
-        wait_until(lambda: not any(troubles(arena)), "the nodes to be well")
+        wait_until(lambda: not any(troubles(arena)), "the nodes to report no trouble")
         arena.check_ended_once(jobs)
-        # Said once, and not with every question. A slow machine may have kept the server from answering once more.
-        wait_until(lambda: all(map(has_said_both, arena.workers)), "as many ends of absences as absences")
+        # Logged once, not with every call. On a slow machine the server may have been unavailable once more.
+        wait_until(
+            lambda: all(map(has_logged_both, arena.workers)), "as many log lines engine_returned as engine_unavailable"
+        )
         assert all("guest:guest" not in worker.log.read_text() for worker in arena.workers)
 
     everywhere(scenario, {"postgres": postgres_url}, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["redis", "classic"])
-def test_a_worker_that_dies_with_hints(kind: str, tmp_path: Path, transport_server: ServerOf) -> None:
+def test_hints_of_a_dead_worker_are_redelivered(kind: str, tmp_path: Path, transport_server: ServerOf) -> None:
     bench = bench_of(kind, transport_server)
 
     def scenario(arena: WorkerArena) -> None:
         use(arena, bench.url)
-        # The broker must not take back what the frozen one has before we looked, however long that takes.
+        # The broker must not redeliver the hints of the frozen worker before the test has looked.
         patient = tuned(arena.folder / "patient", {"headway.adapters.rabbitmq.HEARTBEAT_S": 600})
-        doomed, _ = [arena.start("--processes", "1", HEADWAY_TRANSPORT=bench.url, PYTHONPATH=patient) for _ in range(2)]
+        victim, _ = [arena.start("--processes", "1", HEADWAY_TRANSPORT=bench.url, PYTHONPATH=patient) for _ in range(2)]
         arena.wait_final([arena.enqueue("nothing_async") for _ in range(4)])
         jobs = list[str]()
 
         def freezes_with_hints() -> bool:
-            arena.freeze(doomed)
+            arena.freeze(victim)
             for _ in range(10):
                 jobs.append(arena.enqueue("nothing_async"))
                 time.sleep(SPACE_S)
             arena.wait_final(jobs)
-            has_some = bench.unacknowledged("default") > 0  # What the frozen one has, and never looked for.
+            # Delivered to the frozen worker, which has not looked at them.
+            has_some = bench.unacknowledged("default") > 0
             if not has_some:
-                doomed.signal(signal.SIGCONT)
+                victim.signal(signal.SIGCONT)
             return has_some
 
         wait_until(freezes_with_hints, "a worker to be frozen while it waits for hints")
-        doomed.signal(signal.SIGKILL)
+        victim.signal(signal.SIGKILL)
         more = [arena.enqueue("nothing_async") for _ in range(5)]
         arena.wait_final(more)
         arena.check_ended_once(jobs + more)

@@ -1,6 +1,6 @@
-"""One contract for all transports: hints reach one worker each, and whatever happens to them harms nobody.
+"""The contract of all transports: each hint reaches one worker, and no fault of a transport loses a job.
 
-First the transports by themselves, on real servers; `test_transport_workers.py` has real workers on them.
+This file tests transports alone, on real servers; `test_transport_workers.py` tests them with real workers.
 """
 
 import asyncio
@@ -35,21 +35,21 @@ Open = Callable[..., Transport]
 
 @pytest.fixture(params=KINDS)
 def bench(request: pytest.FixtureRequest, transport_server: Callable[[str], TransportServer]) -> Bench:
-    """A server with a prefix that nobody has used, and ways to torment what is under it."""
+    """A server with an unused prefix, and ways to break what is under it."""
     kind = str(request.param)
     return Bench(kind, transport_server(kind), f"test{next(NUMBERS)}.")
 
 
 @pytest.fixture(autouse=True)
-def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits long for what shall not come."""
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait only briefly for hints that must not come."""
     for module in (redis, rabbitmq):
         monkeypatch.setattr(module, "WAIT_S", 0.3)
 
 
 @pytest.fixture
 async def opened() -> AsyncIterator[Open]:
-    """Open transports; they are closed after the test."""
+    """Open transports; close them after the test."""
     async with AsyncExitStack() as stack:
 
         def open_one(url: str, node: str = "a") -> Transport:
@@ -60,8 +60,8 @@ async def opened() -> AsyncIterator[Open]:
         yield open_one
 
 
-async def taken(transport: Transport, count: int) -> list[Hint]:
-    """Take until there are so many."""
+async def take_hints(transport: Transport, count: int) -> list[Hint]:
+    """Take hints until there are this many."""
     found: list[Hint] = []
     async with asyncio.timeout(DEADLINE_S):
         while len(found) < count:
@@ -69,8 +69,8 @@ async def taken(transport: Transport, count: int) -> list[Hint]:
     return found
 
 
-async def nothing(transport: Transport) -> None:
-    """Check that no hint comes."""
+async def check_no_hints(transport: Transport) -> None:
+    """Check that no hint arrives."""
     for _ in range(2):
         assert await transport.take(100) == []
 
@@ -79,11 +79,11 @@ def ids(count: int) -> list[str]:
     return [f"job_{number:026}" for number in range(count)]
 
 
-async def test_each_hint_reaches_one_of_those_who_wait(bench: Bench, opened: Open) -> None:
-    teller, one, other = opened(bench.url), opened(bench.url, "b"), opened(bench.url, "c")
+async def test_each_hint_reaches_one_listener(bench: Bench, opened: Open) -> None:
+    sender, one, other = opened(bench.url), opened(bench.url, "b"), opened(bench.url, "c")
     await one.attend({"default", "media"})
     await other.attend({"default"})
-    await teller.announce({"default": ids(30), "media": ids(3)})
+    await sender.announce({"default": ids(30), "media": ids(3)})
     found: dict[str, list[Hint]] = {"b": [], "c": []}
     async with asyncio.timeout(DEADLINE_S):
         while sum(map(len, found.values())) < 33:
@@ -94,123 +94,123 @@ async def test_each_hint_reaches_one_of_those_who_wait(bench: Bench, opened: Ope
     assert sum(map(len, found.values())) == 33
     assert [hint.queue for hint in found["b"]].count("media") == 3
     assert {hint.queue for hint in found["c"]} == {"default"}
-    await nothing(one)
+    await check_no_hints(one)
     assert await bench.count("default") == 0
 
 
-async def test_what_was_announced_before_anybody_came_is_there(bench: Bench, opened: Open) -> None:
+async def test_hints_announced_before_any_listener_are_kept(bench: Bench, opened: Open) -> None:
     await opened(bench.url).announce({"default": ids(2)})
-    taker = opened(bench.url, "b")
-    await taker.attend({"default"})
-    assert len(await taken(taker, 2)) == 2
+    receiver = opened(bench.url, "b")
+    await receiver.attend({"default"})
+    assert len(await take_hints(receiver, 2)) == 2
 
 
-async def test_what_is_given_back_or_not_wanted_reaches_another(bench: Bench, opened: Open) -> None:
-    teller, one, other = opened(bench.url), opened(bench.url, "b"), opened(bench.url, "c")
+async def test_returned_and_unclaimed_hints_reach_another_listener(bench: Bench, opened: Open) -> None:
+    sender, one, other = opened(bench.url), opened(bench.url, "b"), opened(bench.url, "c")
     await one.attend({"default"})
-    await teller.announce({"default": ids(4)})
+    await sender.announce({"default": ids(4)})
     hints = list[Hint]()
     async with asyncio.timeout(DEADLINE_S):
         while not hints:
             hints = await one.take(1)
-    await asyncio.sleep(0.2)  # The others may have been sent, too, and are not taken; if not, this shows less.
+    await asyncio.sleep(0.2)  # The other hints may have been delivered but not taken; if not, this shows less.
     await one.attend(())
     await one.give_back(hints)
     assert await one.take(100) == []
     await other.attend({"default"})
-    found = await taken(other, 4)
+    found = await take_hints(other, 4)
     await other.acknowledge(found)
     assert len(found) == 4
     assert await bench.count("default") == 0
 
 
-async def test_what_the_dead_had_taken_is_taken_over(
+async def test_hints_of_a_dead_listener_are_taken_over(
     bench: Bench, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    teller, one, other = opened(bench.url), opened(bench.url, "b"), opened(bench.url, "c")
+    sender, one, other = opened(bench.url), opened(bench.url, "b"), opened(bench.url, "c")
     await one.attend({"default"})
-    await teller.announce({"default": ids(3)})
-    assert len(await taken(one, 3)) == 3
-    monkeypatch.setattr(redis, "RECLAIM_IDLE_S", 0.2)  # Not earlier: who is slow would take over his own.
+    await sender.announce({"default": ids(3)})
+    assert len(await take_hints(one, 3)) == 3
+    monkeypatch.setattr(redis, "RECLAIM_IDLE_S", 0.2)  # Not earlier: a slow listener would take over its own hints.
     monkeypatch.setattr(redis, "RECLAIM_EVERY_S", 0.2)
     await bench.cut(one)
     await other.attend({"default"})
-    assert len(await taken(other, 3)) == 3
+    assert len(await take_hints(other, 3)) == 3
 
 
-async def test_what_cannot_be_a_hint_is_thrown_away(bench: Bench, opened: Open) -> None:
-    taker = opened(bench.url, "b")
-    await taker.attend({"default"})
+async def test_malformed_hints_are_discarded(bench: Bench, opened: Open) -> None:
+    receiver = opened(bench.url, "b")
+    await receiver.attend({"default"})
     for poison in (b"", b"\x00\xff\xfe", b"no such job", b"x" * 100_000, b"[" * 5_000, "jöb_1".encode()):
         await bench.put("default", poison)
     await bench.put_foreign("default")
     await opened(bench.url).announce({"default": ids(1)})
-    hints = await taken(taker, 1)
-    assert len(hints) == 1  # A foreign id cannot be told from one of ours: it costs a look into the store.
-    await taker.acknowledge(hints)
-    await nothing(taker)
+    hints = await take_hints(receiver, 1)
+    assert len(hints) == 1  # A foreign id looks like one of ours: it costs a lookup in the store.
+    await receiver.acknowledge(hints)
+    await check_no_hints(receiver)
     assert await bench.count("default") == 0
 
 
-async def test_a_channel_that_is_gone_is_made_anew(bench: Bench, opened: Open) -> None:
-    teller, taker = opened(bench.url), opened(bench.url, "b")
-    await taker.attend({"default"})
-    await teller.announce({"default": ids(1)})
-    held = await taken(taker, 1)
+async def test_lost_channel_is_recreated(bench: Bench, opened: Open) -> None:
+    sender, receiver = opened(bench.url), opened(bench.url, "b")
+    await receiver.attend({"default"})
+    await sender.announce({"default": ids(1)})
+    held = await take_hints(receiver, 1)
     await bench.lose("default")
-    await taker.acknowledge(held)  # Of something that is not there any more.
-    await taker.give_back([])
+    await receiver.acknowledge(held)  # Of a channel that no longer exists.
+    await receiver.give_back([])
     async with asyncio.timeout(DEADLINE_S):
-        while not await taker.take(100):
-            await teller.announce({"default": ids(1)})
+        while not await receiver.take(100):
+            await sender.announce({"default": ids(1)})
 
 
 async def test_channels_are_bounded(bench: Bench, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis, "LENGTH_MAX", 50)
     monkeypatch.setattr(rabbitmq, "LENGTH_MAX", 50)
-    teller = opened(bench.url)
+    sender = opened(bench.url)
     for _ in range(4):
-        await teller.announce({"default": ids(100)})
-    assert 50 <= await bench.count("default") <= 200  # Redis removes a hundred at a time.
+        await sender.announce({"default": ids(100)})
+    assert 50 <= await bench.count("default") <= 200  # Redis trims about a hundred entries at a time.
 
 
-async def test_two_prefixes_are_two_worlds(bench: Bench, opened: Open) -> None:
+async def test_prefixes_are_separate_namespaces(bench: Bench, opened: Open) -> None:
     stranger = opened(bench.at("elsewhere."), "b")
     await stranger.attend({"default"})
     await opened(bench.url).announce({"default": ids(1)})
-    await nothing(stranger)
+    await check_no_hints(stranger)
 
 
-async def test_with_tls(bench: Bench, opened: Open) -> None:
+async def test_tls(bench: Bench, opened: Open) -> None:
     if bench.kind == "redis":
         with RedisServer(tls=True) as server:
-            await _there_and_back(opened, server.url())
+            await _send_and_receive(opened, server.url())
     elif isinstance(broker := bench.server, RabbitServer):
         url = f"amqps://guest:guest@127.0.0.1:{broker.tls_port}/?ca={broker.authority}&prefix={bench.prefix}"
-        await _there_and_back(opened, url)
+        await _send_and_receive(opened, url)
         with pytest.raises(EngineUnavailable):
             await opened(url.replace(f"ca={broker.authority}&", "")).announce({})
 
 
-async def _there_and_back(opened: Open, url: str) -> None:
-    taker = opened(url, "b")
-    await taker.attend({"default"})
+async def _send_and_receive(opened: Open, url: str) -> None:
+    receiver = opened(url, "b")
+    await receiver.attend({"default"})
     await opened(url).announce({"default": ids(1)})
-    await taker.acknowledge(await taken(taker, 1))
+    await receiver.acknowledge(await take_hints(receiver, 1))
 
 
-async def test_the_next_endpoint_is_tried(bench: Bench, opened: Open) -> None:
+async def test_next_endpoint_is_tried(bench: Bench, opened: Open) -> None:
     host = f"127.0.0.1:{bench.server.port}"
-    teller = opened(bench.url.replace(host, f"127.0.0.1:{free_port()},{host}"))
+    sender = opened(bench.url.replace(host, f"127.0.0.1:{free_port()},{host}"))
     with pytest.raises(EngineUnavailable):
-        await teller.announce({})
-    await teller.announce({})
+        await sender.announce({})
+    await sender.announce({})
 
 
 SECRET = "s3cr3t/p@ss"
 
 
-async def test_who_does_not_answer_is_not_waited_for(opened: Open, patience: Patience) -> None:
+async def test_silent_server_times_out(opened: Open, patience: Patience) -> None:
     patience(1.5)
 
     async def check(scheme: str, port: int) -> None:
@@ -222,14 +222,14 @@ async def test_who_does_not_answer_is_not_waited_for(opened: Open, patience: Pat
             assert f"127.0.0.1:{port}" in str(raised.value)
             assert SECRET not in str(raised.value)
 
-    with socket.socket() as deaf:
-        deaf.bind(("127.0.0.1", 0))
-        deaf.listen()
-        ports = free_port(), deaf.getsockname()[1]
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        ports = free_port(), silent.getsockname()[1]
         await asyncio.gather(*(check(scheme, port) for scheme in ("redis", "amqp") for port in ports))
 
 
-async def test_a_wrong_password_is_told_without_it(bench: Bench, opened: Open) -> None:
+async def test_wrong_password_is_not_in_the_error(bench: Bench, opened: Open) -> None:
     transport = opened(re.sub("//(.*@)?", "//ada:wr0ng-s3cret@", bench.url, count=1))
     with pytest.raises(EngineUnavailable) as raised:
         await transport.announce({})
@@ -246,7 +246,7 @@ async def test_a_wrong_password_is_told_without_it(bench: Bench, opened: Open) -
         "kafka://ada:s3cret@127.0.0.1/",
     ],
 )
-def test_an_address_that_cannot_be(url: str) -> None:
+def test_invalid_url_is_rejected_without_its_password(url: str) -> None:
     with pytest.raises(InvalidConfig) as raised:
         open_transport(url, clock=Clock(), node="n")
     assert "s3cret" not in str(raised.value)
@@ -256,19 +256,19 @@ def test_an_address_that_cannot_be(url: str) -> None:
 
 
 class Flaky:
-    """A transport that can be away, and notes what it is told."""
+    """A transport that can be unavailable, and records what is announced."""
 
     name = "flaky"
 
     def __init__(self) -> None:
-        self.told: list[dict[str, list[str]]] = []
+        self.announced: list[dict[str, list[str]]] = []
         self.is_away = False
 
     async def announce(self, ready: dict[str, list[str]]) -> None:
-        """Note it."""
+        """Record the announcement."""
         if self.is_away:
             raise EngineUnavailable("flaky is away")
-        self.told.append({queue: list(job_ids) for queue, job_ids in ready.items()})
+        self.announced.append({queue: list(job_ids) for queue, job_ids in ready.items()})
 
 
 class _Announces(Protocol):
@@ -279,7 +279,7 @@ def announcer_on(transport: _Announces) -> Announcer:
     return Announcer(transport, TransportHealth("flaky", "n"), clock=Clock(node="n"), wake=lambda: None)  # type: ignore[arg-type]
 
 
-async def test_the_announcer_keeps_what_it_cannot_send_and_says_so_once() -> None:
+async def test_announcer_keeps_hints_while_unavailable_and_reports_it_once() -> None:
     flaky, events = Flaky(), list[EngineEvent]()
     announcer = announcer_on(flaky)
     flaky.is_away = True
@@ -287,18 +287,18 @@ async def test_the_announcer_keeps_what_it_cannot_send_and_says_so_once() -> Non
         for number in range(3):
             announcer.announce([("default", f"job_{number}")])
             assert 0 < await announcer.tick() <= 5
-        assert announcer.is_done  # Nobody waits for it.
+        assert announcer.is_done  # Shutdown does not wait for it.
         flaky.is_away = False
         async with asyncio.timeout(DEADLINE_S):
-            while not flaky.told:
+            while not flaky.announced:
                 await asyncio.sleep(min(0.1, await announcer.tick()))
-    assert flaky.told == [{"default": ["job_0", "job_1", "job_2"]}]
+    assert flaky.announced == [{"default": ["job_0", "job_1", "job_2"]}]
     assert [type(event) for event in events] == [EngineLost, EngineReturned]
     await announcer.tick()
-    assert len(flaky.told) == 1
+    assert len(flaky.announced) == 1
 
 
-async def test_the_announcer_asks_whether_a_server_is_back_when_there_is_nothing_to_say() -> None:
+async def test_announcer_probes_an_unavailable_server_without_hints() -> None:
     flaky = Flaky()
     announcer = announcer_on(flaky)
     flaky.is_away = True
@@ -307,33 +307,33 @@ async def test_the_announcer_asks_whether_a_server_is_back_when_there_is_nothing
     flaky.is_away = False
     announcer._waiting.clear()
     async with asyncio.timeout(DEADLINE_S):
-        while not flaky.told:
+        while not flaky.announced:
             await asyncio.sleep(min(0.1, await announcer.tick()))
-    assert flaky.told == [{}]
+    assert flaky.announced == [{}]
 
 
-async def test_the_announcer_is_bounded() -> None:
+async def test_announcer_is_bounded() -> None:
     flaky = Flaky()
     announcer = announcer_on(flaky)
     announcer.announce([("default", f"job_{number}") for number in range(20 * HINTS_MAX)])
     announcer.announce([(f"queue-{number}", "job_1") for number in range(2 * QUEUES_MAX)])
     await announcer.tick()
-    assert len(flaky.told[0]) == QUEUES_MAX
-    assert {len(told) for told in flaky.told[0].values()} == {HINTS_MAX, 1}
+    assert len(flaky.announced[0]) == QUEUES_MAX
+    assert {len(announced) for announced in flaky.announced[0].values()} == {HINTS_MAX, 1}
 
 
-async def test_a_process_that_only_enqueues(bench: Bench, opened: Open) -> None:
-    taker = opened(bench.url, "b")
-    await taker.attend({"default"})
+async def test_background_announcer_delivers_hints(bench: Bench, opened: Open) -> None:
+    receiver = opened(bench.url, "b")
+    await receiver.attend({"default"})
     clock = Clock(node="script")
-    post = BackgroundAnnouncer(lambda: open_transport(bench.url, clock=clock, node="script"), clock)
-    post.announce([("default", ids(1)[0])])
-    await asyncio.to_thread(post.flush)
-    await taker.acknowledge(await taken(taker, 1))
+    announcer = BackgroundAnnouncer(lambda: open_transport(bench.url, clock=clock, node="script"), clock)
+    announcer.announce([("default", ids(1)[0])])
+    await asyncio.to_thread(announcer.flush)
+    await receiver.acknowledge(await take_hints(receiver, 1))
 
 
-def test_a_process_that_only_enqueues_is_not_kept_by_a_deaf_server(patience: Patience) -> None:
-    patience(10 * DEADLINE_S)  # Whoever waits for the server does not get to the end of this test.
+def test_background_announcer_does_not_wait_for_a_silent_server(patience: Patience) -> None:
+    patience(10 * DEADLINE_S)  # A flush that waits for the server does not reach the end of this test.
     naps: list[float] = []
 
     class Counting(Clock):
@@ -342,12 +342,12 @@ def test_a_process_that_only_enqueues_is_not_kept_by_a_deaf_server(patience: Pat
             super().nap(seconds)
 
     clock = Counting(node="script")
-    with socket.socket() as deaf:
-        deaf.bind(("127.0.0.1", 0))
-        deaf.listen()
-        url = f"redis://127.0.0.1:{deaf.getsockname()[1]}/0"
-        post = BackgroundAnnouncer(lambda: open_transport(url, clock=clock, node="script"), clock)
-        post.announce([("default", "job_1")])
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        announcer = BackgroundAnnouncer(lambda: open_transport(url, clock=clock, node="script"), clock)
+        announcer.announce([("default", "job_1")])
         assert not naps
-        post.flush()
+        announcer.flush()
         assert 0 < sum(naps) < 2 * FLUSH_S_MAX

@@ -1,4 +1,4 @@
-"""Fixtures of several modules: the command line, databases with the schema, an API on each kind of store."""
+"""Fixtures for several modules: the command line, migrated databases, an API on each kind of store."""
 
 import asyncio
 import sys
@@ -19,7 +19,7 @@ def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     for name in ("HEADWAY_STORE", "HEADWAY_APP", "HEADWAY_DEBUG"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HEADWAY_SQLITE_SYNCHRONOUS", "normal")  # Hundreds of commands need not wait for the disk.
+    monkeypatch.setenv("HEADWAY_SQLITE_SYNCHRONOUS", "normal")  # Hundreds of commands would be slow with fsync.
     monkeypatch.setattr(sys, "path", [*sys.path])
     be_patient(monkeypatch)
     yield Cli(capsys, tmp_path)
@@ -29,7 +29,7 @@ def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
 
 @pytest.fixture(scope="session")
 def migrated_database(postgres_server: PostgresServer) -> str:
-    """The address of a database with our schema and nothing else, to be copied and not to be used."""
+    """The URL of a migrated, empty database that serves as a template only."""
     url = postgres_server.create_database()
 
     async def prepare() -> None:
@@ -43,7 +43,7 @@ def migrated_database(postgres_server: PostgresServer) -> str:
 
 @pytest.fixture
 def migrated_url(postgres_server: PostgresServer, migrated_database: str) -> Iterator[str]:
-    """The address of a database of this test's own, with our schema."""
+    """The URL of a migrated database for this test."""
     url = postgres_server.create_database(template=migrated_database)
     yield url
     postgres_server.drop(url)

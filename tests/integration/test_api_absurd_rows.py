@@ -1,4 +1,4 @@
-"""A row that makes no sense, written by hand or by another version, spoils nothing but itself."""
+"""A corrupt row, written by hand or by another version, affects no other row."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def _enqueue(home: House, **more: object) -> str:
     return str(answer.json()["id"])
 
 
-def test_a_time_that_cannot_be_added_to_is_refused(home: House) -> None:
+def test_time_that_overflows_is_rejected(home: House) -> None:
     body = {"type": "never", "run_at": "9999-12-31T23:00:00Z", "expires": "3660d"}
     answer = home.acme.post("/api/jobs", json=body)
     assert answer.status_code == 422, answer.text
@@ -47,7 +47,7 @@ def test_a_time_that_cannot_be_added_to_is_refused(home: House) -> None:
 
 
 @pytest.mark.parametrize("column", ABSURD)
-def test_a_row_that_makes_no_sense_spoils_nothing_but_itself(home: House, column: str) -> None:
+def test_corrupt_row_affects_no_other_row(home: House, column: str) -> None:
     job_id, good = _enqueue(home), _enqueue(home)
     home.write(f"update headway_jobs set {column} = {ABSURD[column]} where id = '{job_id}'")
     for path in ("/api/jobs", f"/api/jobs/{job_id}", f"/api/jobs/{job_id}/why", f"/api/jobs/{job_id}/attempts"):
@@ -60,10 +60,9 @@ def test_a_row_that_makes_no_sense_spoils_nothing_but_itself(home: House, column
     assert {job_id, good} <= listed
 
 
-@pytest.mark.parametrize(
-    "column", [name for name in ABSURD if name != "version"]
-)  # The largest version cannot be followed by another.
-def test_the_end_of_such_a_job_ends_no_process(home: House, column: str) -> None:
+# The largest version has no successor.
+@pytest.mark.parametrize("column", [name for name in ABSURD if name != "version"])
+def test_end_of_a_corrupt_job_stops_no_process(home: House, column: str) -> None:
     job_id = _enqueue(home, callback_url="http://127.0.0.1:9/hook")
     home.write(f"update headway_jobs set {column} = {ABSURD[column]} where id = '{job_id}'")
     answer = home.acme.post(f"/api/jobs/{job_id}/cancel")
@@ -71,9 +70,9 @@ def test_the_end_of_such_a_job_ends_no_process(home: House, column: str) -> None
     good = _enqueue(home, callback_url="http://127.0.0.1:9/hook")
     assert home.acme.post(f"/api/jobs/{good}/cancel").status_code == 200
 
-    def tried() -> bool:
+    def are_tried() -> bool:
         items = home.root.get("/api/deliveries", params={"limit": 200}).json()["items"]
         return {job_id, good} <= {item["job"] for item in items if item["tries"] or item["ended_at"]}
 
-    wait_until(tried, "both deliveries to be tried")
+    wait_until(are_tried, "both deliveries to be tried")
     assert home.api.process.poll() is None

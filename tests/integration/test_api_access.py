@@ -1,4 +1,4 @@
-"""Who may, with real servers: every route, every role, the life of a token, also on open streams, and the trail."""
+"""Access with real servers: every route, every role, the lifecycle of tokens (also on open streams), the audit log."""
 
 import contextlib
 import re
@@ -38,9 +38,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[tuple[ApiProcess, str]]:
-    """A server with a token in its environment, and a token of an admin of all tenants.
+    """A server with a token in its environment, and the token of an admin of all tenants.
 
-    That of the environment has to wait after tests that send wrong ones.
+    The token of the environment is rate-limited after tests that send wrong tokens.
     """
     with api_process(address(folder), env={"HEADWAY_TOKEN": SECRET}) as api, api.client(SECRET) as client:
         yield api, create(client, "root", role="admin")["token"]
@@ -75,15 +75,15 @@ def bearer(token: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def nobody(api: ApiProcess) -> Iterator[httpx.Client]:
-    """Somebody without a token."""
+def anonymous(api: ApiProcess) -> Iterator[httpx.Client]:
+    """A client without a token."""
     with api.client() as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def clients(api: ApiProcess, tokens: dict[str, str]) -> Iterator[dict[str, httpx.Client]]:
-    """Somebody of each role."""
+    """A client of each role."""
     with contextlib.ExitStack() as stack:
         yield {role: stack.enter_context(api.client(token)) for role, token in tokens.items()}
 
@@ -105,17 +105,17 @@ def name_of(route: Route) -> str:
 # Every route
 
 
-def test_nothing_but_life_readiness_and_the_way_in_is_for_everybody() -> None:
-    """The files of the dashboard hold no data: they are the same for everybody."""
+def test_only_health_sign_in_and_dashboard_files_are_public() -> None:
+    """The files of the dashboard contain no data."""
     way_in = {"/api/session", *dashboard.FILES}
     assert {route.path for route in ROUTES if route.role is None} == {"/livez", "/readyz", *way_in}
 
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if route.role is not None], ids=name_of)
-def test_no_route_answers_without_a_credential(nobody: httpx.Client, route: Route) -> None:
-    answers = [ask(nobody, route), ask(nobody, route, params={"token": SECRET, "access_token": SECRET})]
-    answers.append(ask(nobody, route, headers={"Authorization": SECRET, "X-Token": SECRET}))
-    answers.append(ask(nobody, route, headers={"Cookie": f"token={SECRET}"}))
+def test_no_route_answers_without_a_credential(anonymous: httpx.Client, route: Route) -> None:
+    answers = [ask(anonymous, route), ask(anonymous, route, params={"token": SECRET, "access_token": SECRET})]
+    answers.append(ask(anonymous, route, headers={"Authorization": SECRET, "X-Token": SECRET}))
+    answers.append(ask(anonymous, route, headers={"Cookie": f"token={SECRET}"}))
     assert {answer.status_code for answer in answers} <= {401, 429}
     assert answers[0].status_code == 401
     assert answers[0].json()["error"]["code"] == "unauthorized"
@@ -141,16 +141,16 @@ def test_no_route_answers_without_a_credential(nobody: httpx.Client, route: Rout
         "/docs/..%2flivez",
     ],
 )
-def test_no_spelling_of_a_path_goes_around_the_door(nobody: httpx.Client, path: str) -> None:
-    asked = {"target": path.encode()}  # As it is written: httpx would tidy it up.
-    assert nobody.get("/api/jobs", extensions=asked).status_code in (401, 404)
+def test_no_path_variant_bypasses_authentication(anonymous: httpx.Client, path: str) -> None:
+    asked = {"target": path.encode()}  # Sent unchanged: httpx would normalize it.
+    assert anonymous.get("/api/jobs", extensions=asked).status_code in (401, 404)
 
 
 ABOVE_VIEWER = [route for route in ROUTES if route.role in ("operator", "admin")]
 
 
 @pytest.mark.parametrize("route", ABOVE_VIEWER, ids=name_of)
-def test_a_role_that_is_too_low_is_refused(clients: dict[str, httpx.Client], route: Route) -> None:
+def test_too_low_role_is_refused(clients: dict[str, httpx.Client], route: Route) -> None:
     for role in ROLES[: ROLES.index(str(route.role))]:
         answer = ask(clients[role], route)
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden"), role
@@ -161,19 +161,19 @@ READABLE = [route for route in ROUTES if route.role is not None and not route.is
 
 
 @pytest.mark.parametrize("route", READABLE, ids=name_of)
-def test_a_role_that_is_high_enough_is_let_through(clients: dict[str, httpx.Client], route: Route) -> None:
+def test_sufficient_role_is_accepted(clients: dict[str, httpx.Client], route: Route) -> None:
     for role in ROLES[ROLES.index(str(route.role)) :]:
         assert ask(clients[role], route).status_code not in (401, 403, 405), role
 
 
-def test_every_change_needs_more_than_a_viewer() -> None:
-    """What only computes and keeps nothing is the exception, and who signs in or out changes only that."""
+def test_every_change_needs_at_least_an_operator() -> None:
+    """Except previews, which store nothing, and sign-in and sign-out."""
     harmless = {"/api/schedules/preview", "/api/session"}
     changes = [route for route in ROUTES if route.method != "GET" and route.path not in harmless]
     assert [name_of(route) for route in changes if route.role not in ("operator", "admin")] == []
 
 
-def test_a_conversation_needs_a_credential_too(api: ApiProcess, tokens: dict[str, str]) -> None:
+def test_websocket_needs_a_credential(api: ApiProcess, tokens: dict[str, str]) -> None:
     url = api.url.replace("http", "ws") + "/api/ws"
     for headers in ({}, bearer("hw_wrong")):
         with pytest.raises((InvalidStatus, ConnectionClosed)), connect(url, additional_headers=headers) as socket:
@@ -182,15 +182,15 @@ def test_a_conversation_needs_a_credential_too(api: ApiProcess, tokens: dict[str
         assert socket.ping().wait(DEADLINE_S)
 
 
-# The life of a token
+# The lifecycle of a token
 
 
-def test_the_first_token_closes_the_open_door(tmp_path: Path) -> None:
+def test_first_token_ends_anonymous_access(tmp_path: Path) -> None:
     store = address(tmp_path)
     with api_process(store) as api, api.client() as client, api.client() as other:
         me = {"name": "anonymous", "tenant": "*", "role": "admin", "token_id": None}
         assert client.get("/api/me").json() == me
-        assert client.get("/api/me", headers={"Host": "evil.example"}).status_code == 403  # A name that leads here.
+        assert client.get("/api/me", headers={"Host": "evil.example"}).status_code == 403  # DNS rebinding.
         assert client.get("/api/me", headers=bearer("hw_wrong")).status_code == 401
         stream = Follower(other)
         first = create(client, "first", role="admin")
@@ -198,12 +198,12 @@ def test_the_first_token_closes_the_open_door(tmp_path: Path) -> None:
         stream.wait_end()
         assert client.get("/api/me", headers=bearer(first["token"])).json()["name"] == "first"
         assert client.delete(f"/api/tokens/{first['id']}", headers=bearer(first["token"])).status_code == 200
-        wait_until(lambda: client.get("/api/me", headers=bearer(first["token"])).status_code == 401, "its end")
-        assert client.get("/api/me").status_code == 401  # Once closed it stays closed.
+        wait_until(lambda: client.get("/api/me", headers=bearer(first["token"])).status_code == 401, "its revocation")
+        assert client.get("/api/me").status_code == 401  # Anonymous access does not come back.
 
 
 class Follower:
-    """Reads a stream in a thread until it ends."""
+    """Read a stream in a thread until it ends."""
 
     def __init__(self, client: httpx.Client, path: str = "/api/stream", **options: Any) -> None:
         self._ready, self._ended = threading.Event(), threading.Event()
@@ -225,8 +225,8 @@ class Follower:
         assert self._ended.wait(DEADLINE_S), "the stream is still open"
 
 
-def test_a_revoked_token_ends_its_streams_and_conversations_in_every_process(folder: Path, root: httpx.Client) -> None:
-    """What is valid stays, also after the server has looked at it again, as it did when the others ended."""
+def test_revoked_token_ends_its_streams_and_websockets_in_every_process(folder: Path, root: httpx.Client) -> None:
+    """Valid tokens keep theirs, also after the server has checked them again."""
     with contextlib.ExitStack() as stack:
         other = stack.enter_context(api_process(address(folder), env={"HEADWAY_TOKEN": SECRET}))
         reader = stack.enter_context(other.client())
@@ -249,7 +249,7 @@ def test_a_revoked_token_ends_its_streams_and_conversations_in_every_process(fol
         assert reader.get("/api/me", headers=bearer(kept["token"])).status_code == 200
 
 
-def test_whoever_waits_for_a_change_is_sent_away_when_the_token_ends(api: ApiProcess, root: httpx.Client) -> None:
+def test_long_poll_ends_with_its_token(api: ApiProcess, root: httpx.Client) -> None:
     job = root.post("/api/jobs", json={"type": "awaited", "queue": "nobody"}).json()
     token = create(root, "waiting")
     answers: list[httpx.Response] = []
@@ -257,14 +257,15 @@ def test_whoever_waits_for_a_change_is_sent_away_when_the_token_ends(api: ApiPro
         path = f"/api/jobs/{job['id']}?wait=60s&since={job['version'] + 1_000}"
         waiting = threading.Thread(target=lambda: answers.append(client.get(path)), daemon=True)
         waiting.start()
-        time.sleep(0.5)  # Nobody tells that the server waits; one that has not heard of it yet refuses it as well.
+        # Nothing shows that the server waits; a server that does not yet wait refuses the request as well.
+        time.sleep(0.5)
         assert waiting.is_alive()
         root.delete(f"/api/tokens/{token['id']}")
         waiting.join(DEADLINE_S)
         assert [answer.status_code for answer in answers] == [401]
 
 
-def test_an_expired_token_ends_by_itself(api: ApiProcess, root: httpx.Client) -> None:
+def test_expired_token_ends_its_stream(api: ApiProcess, root: httpx.Client) -> None:
     token = create(root, "short", expires_in="2s")
     assert token["expires_at"] is not None
     with api.client(token["token"]) as client:
@@ -275,7 +276,7 @@ def test_an_expired_token_ends_by_itself(api: ApiProcess, root: httpx.Client) ->
     assert (answer.status_code, answer.json()["error"]["message"]) == (401, "the token has expired")
 
 
-def test_the_value_is_shown_once_and_kept_nowhere(api: ApiProcess, root: httpx.Client, folder: Path) -> None:
+def test_token_value_is_shown_once_and_stored_nowhere(api: ApiProcess, root: httpx.Client, folder: Path) -> None:
     made = create(root, "secret-keeper", role="admin")
     value = made["token"]
     assert re.fullmatch(r"hw_[A-Za-z0-9_-]{32,}", value)
@@ -296,7 +297,7 @@ def test_the_value_is_shown_once_and_kept_nowhere(api: ApiProcess, root: httpx.C
         assert secret.encode() not in Path(f"/proc/{api.process.pid}/cmdline").read_bytes()
 
 
-def test_wrong_tokens_are_refused_slower_and_logged_without_their_value(tmp_path: Path) -> None:
+def test_wrong_tokens_are_rate_limited_and_logged_without_their_value(tmp_path: Path) -> None:
     with api_process(address(tmp_path), env={"HEADWAY_TOKEN": SECRET}) as api, api.client() as client:
         with api.client(SECRET) as root:
             known = create(root, "known")["token"]
@@ -305,16 +306,17 @@ def test_wrong_tokens_are_refused_slower_and_logged_without_their_value(tmp_path
         assert codes == [401] * 10 + [429] * 4
         refused = client.get("/api/me", headers=bearer("hw_do-not-tell"))
         assert 0 < int(refused.headers["retry-after"]) <= 60
-        assert client.get("/api/me", headers=bearer(known)).status_code == 200  # Its neighbour goes on.
-        wait_until(lambda: "limited=true" in "".join(api.log).lower(), "the log to tell")
+        # Other tokens from the same address still work.
+        assert client.get("/api/me", headers=bearer(known)).status_code == 200
+        wait_until(lambda: "limited=true" in "".join(api.log).lower(), "the log line")
         assert len([line for line in api.log if "access_refused" in line]) == 10
         assert "do-not-tell" not in "".join(api.log)
 
 
-# Where to listen
+# Listening addresses
 
 
-def test_no_other_address_is_listened_on_without_a_token(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_token_only_loopback_is_allowed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["api", "--store", address(cli.folder), "--host", "0.0.0.0", "--port", "0"]
     monkeypatch.delenv("HEADWAY_TOKEN", raising=False)
     process = [sys.executable, "-m", "headway", *command]
@@ -328,11 +330,11 @@ def test_no_other_address_is_listened_on_without_a_token(cli: Cli, monkeypatch: 
         monkeypatch.setenv("HEADWAY_TOKEN", weak)
         refused = cli(*command)
         assert refused.code == 2
-        assert weak not in refused.err.replace("a secret that", "")
+        assert weak not in refused.err.replace("an unguessable secret", "")
         assert "listening" not in refused.err
 
 
-def test_with_a_token_any_address_is_listened_on(tmp_path: Path) -> None:
+def test_with_a_token_any_address_is_allowed(tmp_path: Path) -> None:
     assert run(["tokens", "create", "ada", "--role", "admin", "--store", address(tmp_path)]) == 0
     with api_process(address(tmp_path), "--host", "0.0.0.0") as api, api.client() as client:
         url = api.url.replace("0.0.0.0", "127.0.0.1")
@@ -350,7 +352,7 @@ def acme(api: ApiProcess, root: httpx.Client) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_an_admin_of_one_tenant_makes_tokens_of_that_tenant_only(acme: httpx.Client, root: httpx.Client) -> None:
+def test_tenant_admin_creates_tokens_of_its_tenant_only(acme: httpx.Client, root: httpx.Client) -> None:
     made = create(acme, "inner", role="operator")
     assert (made["tenant"], made["created_by"]) == ("acme", "acme-admin")
     assert create(acme, "inner", tenant="acme")["tenant"] == "acme"
@@ -362,7 +364,7 @@ def test_an_admin_of_one_tenant_makes_tokens_of_that_tenant_only(acme: httpx.Cli
     assert {token["tenant"] for token in root.get("/api/tokens?limit=200").json()["items"]} >= {"acme", "globex", "*"}
 
 
-def test_foreign_tokens_cannot_be_told_from_absent_ones(acme: httpx.Client, root: httpx.Client) -> None:
+def test_foreign_tokens_look_like_missing_ones(acme: httpx.Client, root: httpx.Client) -> None:
     foreign = create(root, "foreign", tenant="globex")
     answers = [acme.delete(f"/api/tokens/{token_id}") for token_id in (foreign["id"], "tok_none")]
     assert [answer.status_code for answer in answers] == [404, 404]
@@ -371,7 +373,7 @@ def test_foreign_tokens_cannot_be_told_from_absent_ones(acme: httpx.Client, root
     assert states[foreign["id"]] == "valid"
 
 
-def test_the_audit_log_tells_who_made_and_revoked_what(acme: httpx.Client, root: httpx.Client) -> None:
+def test_audit_log_records_who_created_and_revoked_tokens(acme: httpx.Client, root: httpx.Client) -> None:
     made = create(acme, "traced", role="operator")
     acme.delete(f"/api/tokens/{made['id']}")
     acme.delete(f"/api/tokens/{made['id']}")
@@ -393,7 +395,7 @@ def test_the_audit_log_tells_who_made_and_revoked_what(acme: httpx.Client, root:
         assert root.request(method, "/api/audit-log").status_code == 405
 
 
-def test_the_audit_log_keeps_its_old_path(root: httpx.Client) -> None:
+def test_audit_log_keeps_its_old_path(root: httpx.Client) -> None:
     create(root, "by-the-old-path")
     assert root.get("/api/trail?limit=3").json() == root.get("/api/audit-log?limit=3").json()
     described = root.get("/openapi.json").json()["paths"]
@@ -404,7 +406,7 @@ def test_the_audit_log_keeps_its_old_path(root: httpx.Client) -> None:
     assert described["/api/trail"]["get"]["deprecated"] is True
 
 
-def test_lists_come_in_pages(root: httpx.Client) -> None:
+def test_lists_are_paged(root: httpx.Client) -> None:
     for number in range(5):
         create(root, f"page-{number}", tenant="paged")
     for path, name in (("/api/tokens", "id"), ("/api/audit-log", "target"), ("/api/trail", "target")):
@@ -420,7 +422,7 @@ def test_lists_come_in_pages(root: httpx.Client) -> None:
         assert found == whole
 
 
-# What is refused
+# Invalid requests
 
 
 @pytest.mark.parametrize(
@@ -451,7 +453,7 @@ def test_lists_come_in_pages(root: httpx.Client) -> None:
     ],
     ids=str,
 )
-def test_a_token_that_makes_no_sense_is_not_made(root: httpx.Client, body: object, field: str) -> None:
+def test_invalid_token_request_is_rejected(root: httpx.Client, body: object, field: str) -> None:
     before = root.get("/api/tokens?limit=1").json()["items"][:1]
     answer = root.post("/api/tokens", json=body)
     assert answer.status_code == 422, answer.text
@@ -477,23 +479,23 @@ def test_a_token_that_makes_no_sense_is_not_made(root: httpx.Client, body: objec
         "target=" + "x" * 600,
     ],
 )
-def test_questions_about_the_trail_that_make_no_sense_are_refused(root: httpx.Client, query: str) -> None:
+def test_invalid_audit_log_query_is_rejected(root: httpx.Client, query: str) -> None:
     assert root.get(f"/api/trail?{query}").status_code == 422
 
 
 @pytest.mark.parametrize("token_id", ["tok_none", "%00", "x" * 2_000, "..", "%2e%2e%2fjobs", "'; drop table x;--"])
-def test_a_token_that_is_not_there_cannot_be_revoked(root: httpx.Client, token_id: str) -> None:
+def test_unknown_token_cannot_be_revoked(root: httpx.Client, token_id: str) -> None:
     assert root.delete(f"/api/tokens/{token_id}").status_code in (404, 405)
 
 
 # The command line
 
 
-def test_tokens_are_made_listed_and_revoked_on_the_command_line(cli: Cli) -> None:
+def test_tokens_on_the_command_line(cli: Cli) -> None:
     made = cli("tokens", "create", "ada", "--role", "admin", "--expires", "90d", "--json").json
     assert (made["name"], made["role"], made["tenant"], made["state"]) == ("ada", "admin", "*", "valid")
     plain = cli("tokens", "create", "ci", "--tenant", "acme")
-    assert re.fullmatch(r"hw_[A-Za-z0-9_-]{43}\n", plain.out)  # Nothing else on stdout: it can be piped.
+    assert re.fullmatch(r"hw_[A-Za-z0-9_-]{43}\n", plain.out)  # Nothing else on stdout, so it can be piped.
     assert "viewer of tenant acme" in plain.err
     listed = cli("tokens", "list", "--json").json
     assert [token["name"] for token in listed] == ["ci", "ada"]
@@ -528,7 +530,7 @@ def test_tokens_are_made_listed_and_revoked_on_the_command_line(cli: Cli) -> Non
     ],
     ids=str,
 )
-def test_wrong_commands_end_with_one_line(cli: Cli, args: tuple[str, ...], code: int) -> None:
+def test_wrong_commands_fail_with_one_line(cli: Cli, args: tuple[str, ...], code: int) -> None:
     cli("tokens", "create", "ada")
     result = cli("tokens", *args)
     assert (result.code, result.out) == (code, "")

@@ -1,4 +1,4 @@
-"""What answers say: jobs as the store has them, 304 while nothing has changed, and what is refused by its name."""
+"""Responses: jobs as stored, 304 while nothing has changed, and errors that name the field."""
 
 import time
 from collections.abc import Callable
@@ -22,8 +22,8 @@ from tests.support.waiting import wait_until
 
 ERROR = '{"type": "IOError", "message": "the disk is full", "traceback": "line 1"}'
 WAITING = "from headway_jobs where status = 'PENDING' and queue = 'waiting'"
-PASSES = ("why", "eta_seconds")  # What an answer says of the time that passes.
-PAUSE_S = 1.2  # So long that every text about it has changed; longer does no harm.
+PASSES = ("why", "eta_seconds")  # Fields that change as time passes.
+PAUSE_S = 1.2  # Long enough that every relative time has changed; longer does no harm.
 
 
 def error_of(answer: httpx.Response, status: int = 422) -> str:
@@ -39,7 +39,7 @@ def read(home: House, job_id: str) -> dict[str, Any]:
     return facts(home.acme.get(f"/api/jobs/{job_id}").json())
 
 
-# --- a job that is handed in
+# --- new jobs
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def read(home: House, job_id: str) -> dict[str, Any]:
         {"run_at": "2020-01-31T06:00:00Z"},
     ],
 )
-def test_a_new_job_is_told_as_it_is_stored(home: House, body: dict[str, Any]) -> None:
+def test_response_to_a_new_job_matches_the_stored_job(home: House, body: dict[str, Any]) -> None:
     made = home.acme.post("/api/jobs", json={"type": "told", "queue": "told", **body})
     assert made.status_code == 201, made.text
     assert facts(made.json()) == read(home, made.json()["id"])
@@ -60,13 +60,13 @@ def test_a_new_job_is_told_as_it_is_stored(home: House, body: dict[str, Any]) ->
     assert (made.json()["expires_at"] is None) == ("expires" not in body)
 
 
-def test_a_repeated_key_is_answered_with_the_job_as_it_is_by_now(home: House) -> None:
+def test_repeated_key_returns_the_current_job(home: House) -> None:
     body = {"type": "repeated", "key": "k1", "queue": "repeated", "metadata": {"who": "me"}}
     other = {**body, "queue": "other", "priority": 7, "metadata": {"who": "you"}, "delay": "1h"}
     made = home.acme.post("/api/jobs", json=body).json()
 
     def repeat() -> list[dict[str, Any]]:
-        """Hand it in again, alone and among others; a new one is told in the same answer."""
+        """Enqueue it again, alone and in a batch with a new one."""
         alone = home.acme.post("/api/jobs", json=other)
         assert (alone.status_code, alone.headers["location"]) == (200, f"/api/jobs/{made['id']}")
         fresh = {"type": "repeated", "queue": "fresh"}
@@ -88,7 +88,7 @@ def test_a_repeated_key_is_answered_with_the_job_as_it_is_by_now(home: House) ->
     assert (running[0]["queue"], running[0]["priority"], running[0]["metadata"]) == ("repeated", 0, {"who": "me"})
 
 
-def test_a_repeated_key_of_a_job_that_has_ended_tells_its_result(home: House) -> None:
+def test_repeated_key_of_a_finished_job_returns_its_result(home: House) -> None:
     body = {"type": "ended", "key": "k2", "queue": "ended"}
     made = home.acme.post("/api/jobs", json=body).json()
     home.on_store(lambda store: run_one(store, Succeeded('{"url": "x"}'), "ended"))
@@ -101,11 +101,11 @@ def test_a_repeated_key_of_a_job_that_has_ended_tells_its_result(home: House) ->
     )
 
 
-# --- unchanged answers
+# --- conditional requests
 
 
-def unchanged(client: httpx.Client, change: Callable[[], object], *paths: str) -> None:
-    """Read twice with a pause, and once more after a change."""
+def check_unchanged_until(client: httpx.Client, change: Callable[[], object], *paths: str) -> None:
+    """Check for 304 after a pause, and for 200 after a change."""
     etags = {path: client.get(path).headers["etag"] for path in paths}
     time.sleep(PAUSE_S)
     for path, etag in etags.items():
@@ -116,8 +116,8 @@ def unchanged(client: httpx.Client, change: Callable[[], object], *paths: str) -
         assert client.get(path, headers={"If-None-Match": etag}).status_code == 200, path
 
 
-def test_a_list_of_jobs_is_unchanged_until_a_job_changes(home: House) -> None:
-    """Also one that runs, has ended or is due: their words have the time in them."""
+def test_job_list_is_unchanged_until_a_job_changes(home: House) -> None:
+    """Also with running, finished and due jobs, whose texts contain relative times."""
     for queue in ("running", "done"):
         home.acme.post("/api/jobs", json={"type": "listed", "queue": queue})
     home.acme.post("/api/jobs", json={"type": "listed", "delay": "1h"})
@@ -132,10 +132,10 @@ def test_a_list_of_jobs_is_unchanged_until_a_job_changes(home: House) -> None:
         report = Report(job_id=job.id, attempt=job.attempt, progress=40)
         home.on_store(lambda store: store.work.report([report]))
 
-    unchanged(home.acme, change, "/api/jobs?type=listed")
+    check_unchanged_until(home.acme, change, "/api/jobs?type=listed")
 
 
-def test_who_may_see_more_has_another_answer(home: House) -> None:
+def test_etag_depends_on_the_rights_of_the_caller(home: House) -> None:
     home.acme.post("/api/jobs", json={"type": "failing", "queue": "failing"})
     home.on_store(lambda store: run_one(store, Raised(ERROR, retryable=False), "failing"))
     path = "/api/jobs?type=failing"
@@ -149,7 +149,7 @@ def test_dead_letters_and_alerts_are_unchanged_until_they_change(home: House) ->
         home.on_store(lambda store: run_one(store, Raised(ERROR, retryable=False), "letter"))
 
     fail()
-    unchanged(home.acme, fail, "/api/dead?type=letter", "/api/alerts")
+    check_unchanged_until(home.acme, fail, "/api/dead?type=letter", "/api/alerts")
 
 
 def test_queues_are_unchanged_until_they_change(home: House) -> None:
@@ -157,7 +157,7 @@ def test_queues_are_unchanged_until_they_change(home: House) -> None:
         home.acme.post("/api/jobs", json={"type": "waiting", "queue": "waiting"})
 
     def kept() -> str:
-        """Read twice with a pause; return the ETag, or nothing if it does not stay."""
+        """Read twice with a pause; return the ETag, or an empty text if it changed."""
         etag: str = home.acme.get("/api/queues").headers["etag"]
         time.sleep(PAUSE_S)
         again = home.acme.get("/api/queues", headers={"If-None-Match": etag})
@@ -167,16 +167,16 @@ def test_queues_are_unchanged_until_they_change(home: House) -> None:
         return etag
 
     enqueue()
-    # The server computes since when something waits from how long it has waited, and rounds it. A server that is slow
-    # may round it otherwise the next time, the less the farther it is from half a second.
+    # The server derives the start of the wait from its rounded duration. A slow server may round differently the next
+    # time; least of all if the start is a whole second.
     home.write(f"update headway_jobs set run_at = run_at / {SECOND} * {SECOND} where status = 'PENDING'")
-    etag = wait_until(kept, "queues that are unchanged")
+    etag = wait_until(kept, "an unchanged list of queues")
     enqueue()
     assert home.acme.get("/api/queues", headers={"If-None-Match": etag}).status_code == 200
     home.write(f"update headway_jobs set run_at = run_at - {HOUR} where id = (select min(id) {WAITING})")
     etag = home.acme.get("/api/queues").headers["etag"]
     home.on_store(lambda store: run_one(store, queue="waiting"))
-    enqueue()  # As many wait as before, and yet the one that waits longest is another one.
+    enqueue()  # The number of waiting jobs is the same, but the oldest is another one.
     assert home.acme.get("/api/queues", headers={"If-None-Match": etag}).status_code == 200
 
 
@@ -184,22 +184,22 @@ def test_schedules_are_unchanged_until_they_change(home: House) -> None:
     body = {"task": "report", "cron": "0 6 1 1 *"}
     home.acme.put("/api/schedules/yearly", json=body)
     paths = ("/api/schedules?q=yearly&recent=5", "/api/schedules/yearly")
-    unchanged(home.acme, lambda: home.acme.post("/api/schedules/yearly/pause"), *paths)
+    check_unchanged_until(home.acme, lambda: home.acme.post("/api/schedules/yearly/pause"), *paths)
 
 
-def test_the_latest_of_a_kind_is_not_the_one_before(home: House) -> None:
+def test_latest_job_changes_with_a_newer_job(home: House) -> None:
     path = "/api/jobs/latest?type=newest"
     first = home.acme.post("/api/jobs", json={"type": "newest"}).json()
     etag = home.acme.get(path).headers["etag"]
     assert home.acme.get(path, headers={"If-None-Match": etag}).status_code == 304
-    second = home.acme.post("/api/jobs", json={"type": "newest"}).json()  # Of the same version.
+    second = home.acme.post("/api/jobs", json={"type": "newest"}).json()  # It has the same version number.
     latest = home.acme.get(path, headers={"If-None-Match": etag})
     assert (latest.status_code, latest.json()["id"]) == (200, second["id"])
     assert first["version"] == second["version"]
 
 
 @pytest.mark.parametrize("who", ["acme", "root"])
-def test_the_latest_that_is_ready_is_there_while_a_newer_one_runs(home: House, who: str) -> None:
+def test_latest_completed_job_is_found_while_a_newer_one_waits(home: House, who: str) -> None:
     client, body = home.clients[who], {"type": "download", "queue": f"download-{who}"}
     ready = client.post("/api/jobs", json=body).json()
     home.on_store(lambda store: run_one(store, Succeeded('{"download_url": "x"}'), body["queue"]))
@@ -213,23 +213,23 @@ def test_the_latest_that_is_ready_is_there_while_a_newer_one_runs(home: House, w
     assert "status" in error_of(client.get("/api/jobs/latest", params={"type": "download", "status": "READY"}))
 
 
-# --- what is refused names what is wrong
+# --- errors name the field
 
 
 @pytest.mark.parametrize("wrong", ["x", "job_", "", "job_01jd", "node_01m7h07rq30wjd03gjnmt8r3pz"])
 @pytest.mark.parametrize("path", ["/api/jobs", "/api/dead", "/api/deliveries", "/api/webhooks"])
-def test_a_cursor_is_one_of_the_list(home: House, path: str, wrong: str) -> None:
+def test_invalid_cursor_is_rejected(home: House, path: str, wrong: str) -> None:
     assert "cursor" in error_of(home.root.get(path, params={"cursor": wrong}))
 
 
-def test_an_empty_idempotency_key_is_none(home: House) -> None:
+def test_invalid_idempotency_key_is_rejected(home: House) -> None:
     for key in ("", "x" * 513):
         answer = home.acme.post("/api/jobs", json={"type": "keyless"}, headers={"Idempotency-Key": key})
         assert "Idempotency-Key" in error_of(answer)
     assert home.acme.get("/api/jobs?type=keyless").json()["items"] == []
 
 
-def test_many_jobs_have_no_key_in_common(home: House) -> None:
+def test_bulk_requests_accept_no_common_idempotency_key(home: House) -> None:
     body = {"jobs": [{"type": "keyless"}]}
     message = error_of(home.acme.post("/api/jobs/bulk", json=body, headers={"Idempotency-Key": "k"}))
     assert "Idempotency-Key" in message
@@ -255,7 +255,7 @@ def test_many_jobs_have_no_key_in_common(home: House) -> None:
         ("metadata", {"n": "x" * 20_000}),
     ],
 )
-def test_many_jobs_say_which_one_is_wrong_and_how(home: House, field: str, value: Any) -> None:
+def test_bulk_error_names_the_item_and_the_field(home: House, field: str, value: Any) -> None:
     good = {"type": "wrong"}
     status = 403 if field == "tenant" else 422
     assert field in error_of(home.acme.post("/api/jobs", json={**good, field: value}), status)
@@ -266,7 +266,7 @@ def test_many_jobs_say_which_one_is_wrong_and_how(home: House, field: str, value
 
 
 @pytest.mark.parametrize("text", ["a\u001b[2Jb", "two\nlines", "\u202egnp.exe"])
-def test_what_somebody_says_has_no_control_characters(home: House, text: str) -> None:
+def test_control_characters_in_texts_are_rejected(home: House, text: str) -> None:
     job = home.acme.post("/api/jobs", json={"type": "said", "delay": "1h"}).json()["id"]
     home.acme.put("/api/schedules/said", json={"task": "report", "cron": "0 6 1 1 *"})
     hook = home.root.post("/api/webhooks", json={"url": "https://hooks.invalid/x", "note": "a note"}).json()["id"]
@@ -290,7 +290,7 @@ def test_what_somebody_says_has_no_control_characters(home: House, text: str) ->
     assert home.acme.post(f"/api/jobs/{job}/cancel", json={"reason": "zu spät … 😀"}).status_code == 200
 
 
-async def test_who_knows_the_tasks_names_the_arguments_and_the_task(tmp_path: Path) -> None:
+async def test_mounted_api_checks_arguments_and_task_names(tmp_path: Path) -> None:
     async with Headway(f"sqlite:///{tmp_path}/headway.db", settings=Settings(token=SECRET)) as app:
 
         @app.task

@@ -1,4 +1,4 @@
-"""Counting, retrying and cancelling many jobs over HTTP, running one with other arguments, charts and calendars."""
+"""Bulk operations over HTTP: count, retry and cancel jobs, rerun with other arguments, charts and calendars."""
 
 import json
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ def enqueue(home: House, number: int = 1, **options: Any) -> list[str]:
 
 
 def fail(home: House, number: int = 1, *, queue: str, **options: Any) -> list[str]:
-    """Make dead letters."""
+    """Create dead letters."""
     ids = enqueue(home, number, queue=queue, **options)
 
     async def run(store: Store) -> None:
@@ -59,7 +59,7 @@ def act(client: httpx.Client, verb: str, **body: Any) -> dict[str, Any]:
 # --- many jobs
 
 
-def test_matching_jobs_are_counted_then_retried_then_left_alone(home: House) -> None:
+def test_matching_jobs_are_counted_and_retried_once(home: House) -> None:
     letters = fail(home, 3, queue="again", tenant="acme", task="mail")
     enqueue(home, 2, queue="again", tenant="acme", task="mail")
     chosen = {"queue": "again", "type": "mail"}
@@ -82,7 +82,7 @@ def test_matching_jobs_are_counted_then_retried_then_left_alone(home: House) -> 
     assert (line["detail"]["jobs"], line["detail"]["reason"]) == (sorted(letters), "the printer is back")
 
 
-def test_matching_jobs_are_cancelled_a_bounded_number_at_once_oldest_first(home: House) -> None:
+def test_cancelling_is_bounded_and_oldest_first(home: House) -> None:
     ids = enqueue(home, 250, queue="too-many", delay=HOUR)
     chosen = {"status": "SCHEDULED", "queue": "too-many"}
     first = act(home.everybody, "cancel", filter=chosen, limit=120, reason="wrong month")
@@ -100,7 +100,7 @@ def test_matching_jobs_are_cancelled_a_bounded_number_at_once_oldest_first(home:
     assert len(mine) == 4  # Few transactions.
 
 
-def test_jobs_are_named_and_those_that_cannot_be_are_refused(home: House) -> None:
+def test_jobs_are_selected_by_id_and_others_are_refused(home: House) -> None:
     [letter] = fail(home, queue="named", tenant="acme")
     [waiting] = enqueue(home, queue="named-too", tenant="acme")
     ids = [letter, waiting, "job_absent", letter]
@@ -123,7 +123,7 @@ def test_jobs_are_named_and_those_that_cannot_be_are_refused(home: House) -> Non
     assert act(home.acme, "cancel", ids=[waiting])["done"] == 1
 
 
-def test_of_all_tenants_each_finds_its_own_in_its_trail(home: House) -> None:
+def test_each_tenant_has_its_own_audit_entry(home: House) -> None:
     for tenant in ("acme", "globex"):
         enqueue(home, 2, queue="shared", tenant=tenant)
     assert act(home.everybody, "cancel", filter={"queue": "shared"})["done"] == 4
@@ -133,11 +133,11 @@ def test_of_all_tenants_each_finds_its_own_in_its_trail(home: House) -> None:
 
 
 @pytest.mark.parametrize("verb", ["retry", "cancel"])
-def test_what_is_not_meant_is_refused_and_names_the_field(home: House, verb: str) -> None:
+def test_invalid_selection_is_rejected_with_the_field(home: House, verb: str) -> None:
     path, before = f"/api/jobs/{verb}", home.root.get("/api/jobs/count").json()
     for body, field in [
-        ({}, "filter, or ids"),
-        ({"filter": {"status": "FAILED"}, "ids": ["job_1"]}, "filter, or ids"),
+        ({}, "filter or ids"),
+        ({"filter": {"status": "FAILED"}, "ids": ["job_1"]}, "filter or ids"),
         ({"filter": {}}, "filter: it is empty"),
         ({"filter": {"status": None}}, "filter: it is empty"),
         ({"filter": {"tenant": "acme"}}, "filter: it is empty"),
@@ -160,7 +160,7 @@ def test_what_is_not_meant_is_refused_and_names_the_field(home: House, verb: str
     assert home.root.get("/api/jobs/count").json() == before
 
 
-def test_lists_and_counts_take_times_of_ends(home: House) -> None:
+def test_lists_and_counts_filter_by_finish_time(home: House) -> None:
     [letter] = fail(home, queue="timed", tenant="acme")
     ended = home.acme.get(f"/api/jobs/{letter}").json()["finished_at"]
     for query, number in (
@@ -181,7 +181,7 @@ def test_lists_and_counts_take_times_of_ends(home: House) -> None:
 # --- other arguments
 
 
-def test_a_job_is_run_again_with_other_arguments(home: House) -> None:
+def test_job_is_rerun_with_other_arguments(home: House) -> None:
     [letter] = fail(home, queue="edited", tenant="acme", args='{"day":"monday","password":"secret","n":1}')
     shown = home.acme.get(f"/api/jobs/{letter}").json()
     assert shown["args"]["password"] == "***"
@@ -190,7 +190,7 @@ def test_a_job_is_run_again_with_other_arguments(home: House) -> None:
     again = answer.json()
     assert (again["rerun_of"], again["queue"], again["args"]["day"]) == (letter, "edited", "tuesday")
     stored = home.on_store(lambda store: store.jobs.get(again["id"])).args
-    assert json.loads(stored) == {"day": "tuesday", "password": "secret", "n": 1}  # Who does not see it can keep it.
+    assert json.loads(stored) == {"day": "tuesday", "password": "secret", "n": 1}  # Masked values are kept.
     plain = home.acme.post(f"/api/jobs/{letter}/retry").json()
     assert home.on_store(lambda store: store.jobs.get(plain["id"])).args.count("monday") == 1
     lines = home.root.get("/api/trail", params={"target": letter}).json()["items"]
@@ -206,15 +206,15 @@ def test_a_job_is_run_again_with_other_arguments(home: House) -> None:
 # --- the log
 
 
-def test_the_log_comes_newest_first(home: House) -> None:
+def test_log_is_newest_first(home: House) -> None:
     [job_id] = enqueue(home, queue="logged", tenant="acme")
 
-    async def say(store: Store) -> None:
+    async def write_log(store: Store) -> None:
         job = await claim_one(store, "logged")
         lines = tuple((None, "log", f"line {number}") for number in range(5))
         await store.work.report([Report(job_id=job.id, attempt=job.attempt, lines=lines)])
 
-    home.on_store(say)
+    home.on_store(write_log)
     found: list[str] = []
     cursor: str | None = None
     while True:
@@ -234,7 +234,7 @@ def test_the_log_comes_newest_first(home: House) -> None:
 # --- charts
 
 
-def test_how_jobs_ended_is_a_series_of_points(home: House) -> None:
+def test_finished_jobs_are_a_time_series(home: House) -> None:
     fail(home, 2, queue="charted", task="chart")
 
     async def complete(store: Store) -> None:
@@ -288,7 +288,7 @@ def names(client: httpx.Client, **query: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("schedules")
-def test_schedules_are_searched_by_text_and_state(home: House) -> None:
+def test_schedules_are_filtered_by_text_and_state(home: House) -> None:
     assert names(home.acme, q="NIGHT") == ["nightly-report"]
     assert names(home.acme, q="task.p") == ["poll"]
     assert names(home.acme, q="task.", limit="2") == ["nightly-report", "poll"]
@@ -300,7 +300,7 @@ def test_schedules_are_searched_by_text_and_state(home: House) -> None:
 
 
 @pytest.mark.usefixtures("schedules")
-def test_schedules_come_with_their_newest_decisions(home: House) -> None:
+def test_schedules_include_their_latest_decisions(home: House) -> None:
     shown = {item["name"]: item for item in home.acme.get("/api/schedules?recent=20").json()["items"]}
     assert shown["poll"]["recent"] == []
     recent = shown["ticking"]["recent"]
@@ -318,12 +318,12 @@ def test_schedules_come_with_their_newest_decisions(home: House) -> None:
 
 
 @pytest.mark.usefixtures("schedules")
-def test_a_schedule_has_a_year_of_days(home: House) -> None:
+def test_schedule_has_a_calendar_of_a_year(home: House) -> None:
     begin = datetime.now(UTC)
     found = home.acme.get("/api/schedules/ticking/calendar").json()
     assert found["year"] in {begin.year, datetime.now(UTC).year}
     occurrences = home.acme.get("/api/schedules/ticking/occurrences?limit=200").json()["items"]
-    # A run that begins before midnight has instants of two days, and once a year of two years.
+    # A test that starts before midnight has instants on two days, and once a year in two years.
     stretch = {item[name][:10] for item in occurrences for name in ("instant", "until") if name in item}
     days = []
     for year in sorted({day[:4] for day in stretch}):

@@ -1,4 +1,4 @@
-"""A 2xx is durable: the API is killed while clients enqueue, and everything that was acknowledged is there, once."""
+"""A 2xx response is durable: the API is killed while clients enqueue, and each acknowledged job exists once."""
 
 import threading
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tests.support.waiting import DEADLINE_S, wait_until
 
 CLIENTS = 4
 ROUNDS = 3
-TOLD_MIN = 20  # To each client in each round, before the API is killed.
+ACKNOWLEDGED_MIN = 20  # Per client and round, before the API is killed.
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
@@ -29,15 +29,15 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 class Client:
-    """Enqueues one job after the other, each with a key of its own, and remembers what it was told."""
+    """Enqueue jobs in sequence, each with its own key, and record the responses."""
 
     def __init__(self, number: int) -> None:
         self._number = number
         self._next = 0
-        self.told: dict[str, str] = {}
+        self.acknowledged: dict[str, str] = {}
         self.unknown: list[str] = []
 
-    def enqueue_until_cut_off(self, api: ApiProcess) -> None:
+    def enqueue_until_disconnected(self, api: ApiProcess) -> None:
         with api.client() as http:
             while True:
                 key = f"{self._number}-{self._next}"
@@ -48,7 +48,7 @@ class Client:
                     self.unknown.append(key)
                     return
 
-    def repeat_what_is_unknown(self, api: ApiProcess) -> None:
+    def repeat_unknown(self, api: ApiProcess) -> None:
         with api.client() as http:
             for key in self.unknown:
                 self._enqueue(http, key)
@@ -57,30 +57,30 @@ class Client:
     def _enqueue(self, http: httpx.Client, key: str) -> None:
         answer = http.post("/api/jobs", json={"type": "work", "args": {"key": key}, "key": key})
         assert answer.status_code in (200, 201), answer.text
-        self.told[key] = answer.json()["id"]
+        self.acknowledged[key] = answer.json()["id"]
 
 
-def have_been_told(clients: list[Client], jobs: int) -> bool:
-    return all(len(client.told) >= jobs for client in clients)
+def all_acknowledged(clients: list[Client], jobs: int) -> bool:
+    return all(len(client.acknowledged) >= jobs for client in clients)
 
 
-def test_what_was_acknowledged_is_there_once(store: str) -> None:
+def test_acknowledged_jobs_exist_exactly_once(store: str) -> None:
     clients = [Client(number) for number in range(CLIENTS)]
     for rounds in range(1, ROUNDS + 1):
         with api_process(store) as api:
             for client in clients:
-                client.repeat_what_is_unknown(api)
-            threads = [threading.Thread(target=client.enqueue_until_cut_off, args=(api,)) for client in clients]
+                client.repeat_unknown(api)
+            threads = [threading.Thread(target=client.enqueue_until_disconnected, args=(api,)) for client in clients]
             for thread in threads:
                 thread.start()
-            wait_until(partial(have_been_told, clients, rounds * TOLD_MIN), "answers to every client")
+            wait_until(partial(all_acknowledged, clients, rounds * ACKNOWLEDGED_MIN), "responses to every client")
             api.kill()
             for thread in threads:
                 thread.join(DEADLINE_S)
                 assert not thread.is_alive()
     with api_process(store) as api, api.client() as http:
         for client in clients:
-            client.repeat_what_is_unknown(api)
+            client.repeat_unknown(api)
         stored: dict[str, list[str]] = {}
         cursor: str | None = None
         while True:
@@ -90,6 +90,6 @@ def test_what_was_acknowledged_is_there_once(store: str) -> None:
             cursor = page["next_cursor"]
             if cursor is None:
                 break
-    told = {key: job_id for client in clients for key, job_id in client.told.items()}
-    assert len(told) >= CLIENTS * ROUNDS * TOLD_MIN
-    assert stored == {key: [job_id] for key, job_id in told.items()}
+    acknowledged = {key: job_id for client in clients for key, job_id in client.acknowledged.items()}
+    assert len(acknowledged) >= CLIENTS * ROUNDS * ACKNOWLEDGED_MIN
+    assert stored == {key: [job_id] for key, job_id in acknowledged.items()}

@@ -1,4 +1,4 @@
-"""Following jobs over real connections, with a real worker: nothing is missed, whatever is cut and whoever restarts."""
+"""Streams over real connections, with a real worker: they resume without gaps after disconnects and restarts."""
 
 import asyncio
 import json
@@ -97,7 +97,7 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 def own_store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A store in which no worker takes anything."""
+    """A store without a worker."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/headway.db"
     url: str = request.getfixturevalue("migrated_url")
@@ -113,7 +113,7 @@ def api(store: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiPro
 
 
 async def events(response: httpx.Response) -> AsyncIterator[tuple[str, str | None, Any]]:
-    """Read server-sent events: kind, id, data."""
+    """Parse server-sent events into type, id and data."""
     kind, place, data = "message", None, ""
     async for line in response.aiter_lines():
         if line.startswith("event: "):
@@ -135,58 +135,59 @@ async def enqueue(client: httpx.AsyncClient, task: str, **args: object) -> str:
 
 
 class Follower:
-    """What somebody who follows one job knows, however often its connection is cut."""
+    """The state of a client that follows one job, across reconnects."""
 
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
         self.last: str | None = None
         self.lines: dict[int, str] = {}
         self.versions: list[int] = []
-        self.gaps: list[str] = []  # How it was told a version that was not the next one.
+        self.gaps: list[str] = []  # The types of events whose version was not the next one.
         self.done: dict[str, Any] | None = None
         self.kinds: list[str] = []
 
-    def hear(self, kind: str, place: str | None, data: Any) -> None:
-        """Take an event."""
+    def receive(self, kind: str, place: str | None, data: Any) -> None:
+        """Process an event."""
         self.kinds.append(kind)
         if kind == "log":
             self.lines |= {line["seq"]: line["line"] for line in data["lines"]}
         else:
             version, known = data["version"], self.versions[-1] if self.versions else data["version"] - 1
-            if version != known:  # Cut off between a version and its lines, one is told the version again.
+            if version != known:  # After a disconnect between a version and its log lines, the version is sent again.
                 self.versions.append(version)
                 if version != known + 1:
                     self.gaps.append(kind)
             if kind == "done":
-                self.done = {name: value for name, value in data.items() if name != "why"}  # It says how long ago.
+                # It contains a relative time.
+                self.done = {name: value for name, value in data.items() if name != "why"}
         self.last = place or self.last
 
     async def follow(self, client: httpx.AsyncClient, cut_after: int | None = None) -> None:
-        """Be told by server-sent events, until the end or until the connection is cut."""
+        """Follow by server-sent events until the end, or disconnect after some events."""
         headers = {} if self.last is None else {"Last-Event-ID": self.last}
-        heard = 0
+        received_count = 0
         async with client.stream("GET", f"/api/jobs/{self.job_id}/events", headers=headers) as response:
             assert response.status_code == 200, await response.aread()
             async for kind, place, data in events(response):
-                self.hear(kind, place, data)
-                heard += 1
-                if cut_after is not None and heard >= cut_after:
+                self.receive(kind, place, data)
+                received_count += 1
+                if cut_after is not None and received_count >= cut_after:
                     return
 
-    async def converse(self, client: httpx.AsyncClient, cut_after: int) -> None:
-        """Be told by a WebSocket, until the end or until it is cut."""
+    async def follow_by_websocket(self, client: httpx.AsyncClient, cut_after: int) -> None:
+        """Follow by WebSocket until the end, or disconnect after some events."""
         url = str(client.base_url).replace("http", "ws", 1).rstrip("/") + "/api/ws"
         async with websockets.connect(url) as socket:
             await socket.send(json.dumps({"subscribe": {"job": self.job_id, "since": self.last}}))
             for _ in range(cut_after):
                 message = json.loads(await socket.recv())
-                self.hear(message["event"], message["id"], message["data"])
+                self.receive(message["event"], message["id"], message["data"])
                 if self.done is not None:
                     return
             socket.transport.abort()
 
 
-async def test_a_follower_sees_everything_in_order(api: ApiProcess) -> None:
+async def test_follower_receives_everything_in_order(api: ApiProcess) -> None:
     async with api.async_client() as client:
         follower = Follower(await enqueue(client, "count", steps=20))
         async with asyncio.timeout(HANG_S):
@@ -200,8 +201,8 @@ async def test_a_follower_sees_everything_in_order(api: ApiProcess) -> None:
         assert (late.done, late.lines) == (follower.done, follower.lines)
 
 
-@pytest.mark.parametrize("way", [Follower.follow, Follower.converse])
-async def test_whoever_is_cut_off_again_and_again_misses_nothing(
+@pytest.mark.parametrize("way", [Follower.follow, Follower.follow_by_websocket])
+async def test_streams_resume_without_gaps_after_disconnects(
     api: ApiProcess, way: Callable[[Follower, httpx.AsyncClient, int], Awaitable[None]]
 ) -> None:
     chance = random.Random(7)
@@ -211,8 +212,8 @@ async def test_whoever_is_cut_off_again_and_again_misses_nothing(
             await way(follower, client, chance.randint(1, 4))
             await asyncio.sleep(chance.random() * 0.3)
 
-    async def was_told_in_order() -> bool:
-        """Follow jobs to their ends; say whether most followers were told one version after the other."""
+    async def were_received_in_order() -> bool:
+        """Follow jobs to their ends; return whether most followers received consecutive versions."""
         job_ids = [await enqueue(client, "count", steps=25, pause=0.06) for _ in range(3)]
         job_ids.append(await enqueue(client, "flaky"))
         followers = [Follower(job_id) for job_id in job_ids for _ in range(5)]
@@ -221,18 +222,18 @@ async def test_whoever_is_cut_off_again_and_again_misses_nothing(
             log = (await client.get(f"/api/jobs/{follower.job_id}/log", params={"limit": "200"})).json()["items"]
             assert [follower.lines[seq] for seq in sorted(follower.lines)] == [line["line"] for line in log]
             assert follower.versions == sorted(set(follower.versions))
-            # A version that was under way when the first follower came is not fed; then the whole job is told.
+            # A change in progress when the first follower connects is not in the feed; then the whole job is sent.
             assert set(follower.gaps) <= {"resync", "done"}
             assert follower.done is not None
             assert follower.done["status"] == "COMPLETED"
         return sum(len(follower.gaps) for follower in followers) < len(followers)
 
     async with api.async_client() as client, asyncio.timeout(HANG_S):
-        # Nothing is fed after an API has stood still for 15 s, so on a machine that is slow this may take another try.
-        await async_wait_until(was_told_in_order, "followers who are told one version after the other")
+        # The feed ends if an API stalls for 15 s, so on a slow machine this may take another attempt.
+        await async_wait_until(were_received_in_order, "followers to receive consecutive versions")
 
 
-async def test_the_api_may_be_killed_and_another_one_goes_on(api: ApiProcess, store: str) -> None:
+async def test_stream_resumes_at_another_api_process(api: ApiProcess, store: str) -> None:
     with api_process(store) as first:
         async with first.async_client() as client:
             follower = Follower(await enqueue(client, "count", steps=60))
@@ -247,7 +248,7 @@ async def test_the_api_may_be_killed_and_another_one_goes_on(api: ApiProcess, st
     assert list(follower.lines.values()) == [f"line {number}" for number in range(60)]
 
 
-async def test_polling_for_a_change(api: ApiProcess) -> None:
+async def test_long_polling(api: ApiProcess) -> None:
     async with api.async_client() as client:
         job_id = await enqueue(client, "count", steps=10)
         job = (await client.get(f"/api/jobs/{job_id}")).json()
@@ -257,7 +258,7 @@ async def test_polling_for_a_change(api: ApiProcess) -> None:
                 started = time.monotonic()
                 job = (await client.get(f"/api/jobs/{job_id}", params=waiting(job))).json()
                 versions.append(job["version"])
-                if versions[-1] == versions[-2]:  # Nothing has changed for as long as we were willing to wait.
+                if versions[-1] == versions[-2]:  # No change within the timeout.
                     assert time.monotonic() - started >= POLL_S
                     versions.pop()
         assert versions == sorted(set(versions))
@@ -265,16 +266,16 @@ async def test_polling_for_a_change(api: ApiProcess) -> None:
         started = time.monotonic()
         same = await client.get(f"/api/jobs/{job_id}", params=waiting(job))
         assert same.json()["version"] == job["version"]
-        assert time.monotonic() - started < POLL_S  # It has ended: there is nothing to wait for.
+        assert time.monotonic() - started < POLL_S  # The job has ended, so the server does not wait.
 
 
 def waiting(job: dict[str, Any]) -> dict[str, str]:
-    """Ask for another version than the one that is known."""
+    """Return the parameters of a long poll for a newer version."""
     return {"wait": f"{POLL_S}s", "since": str(job["version"])}
 
 
 class Listener:
-    """What somebody who follows everything knows."""
+    """The state of a client of the stream of all jobs."""
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
@@ -284,7 +285,7 @@ class Listener:
         self.is_ready = asyncio.Event()
 
     async def follow(self, until: set[str] | None = None) -> None:
-        """Be told everything, until all of these jobs have ended."""
+        """Receive events until all of these jobs have ended."""
         headers = {} if self.cursor is None else {"Last-Event-ID": self.cursor}
         async with self._client.stream("GET", "/api/stream", headers=headers) as response:
             async for kind, place, data in events(response):
@@ -301,9 +302,9 @@ class Listener:
         return self.known.get(job_id, (0, ""))[1] == "COMPLETED"
 
 
-async def test_everything_is_followed_and_resumed(api: ApiProcess) -> None:
+async def test_stream_of_all_jobs_resumes(api: ApiProcess) -> None:
     async def is_resumed() -> bool:
-        """Follow, be away while jobs end, and go on; say whether we were told all of it."""
+        """Follow, disconnect while jobs end, and resume; return whether nothing was missed."""
         listener = Listener(client)
         first = asyncio.ensure_future(listener.follow())
         await listener.is_ready.wait()
@@ -317,19 +318,19 @@ async def test_everything_is_followed_and_resumed(api: ApiProcess) -> None:
             while (job := (await client.get(f"/api/jobs/{job_id}")).json())["finished_at"] is None:
                 await client.get(f"/api/jobs/{job_id}", params=waiting(job))
         await listener.follow({*before, *missed})
-        # Nothing is fed any more 15 s after the last follower went; who was away for longer begins anew.
+        # The feed ends 15 s after the last follower has left; a client that was away for longer gets a resync.
         assert not listener.resyncs or str(listener.cursor).partition(".")[0] != fed_since
         return not listener.resyncs
 
     async with api.async_client() as client, asyncio.timeout(HANG_S):
-        await async_wait_until(is_resumed, "a follower who goes on where it was")
+        await async_wait_until(is_resumed, "a follower to resume")
         lost = Listener(client)
         lost.cursor = "123.456"
-        await lost.follow({"nobody"})  # Until it is told to begin anew.
+        await lost.follow({"nobody"})  # Until it gets a resync.
         assert lost.resyncs == 1
 
 
-async def test_a_websocket_tells_the_same(api: ApiProcess) -> None:
+async def test_websocket_sends_the_same_events(api: ApiProcess) -> None:
     async with api.async_client() as client:
         job_id = await enqueue(client, "count", steps=10)
         async with websockets.connect(api.url.replace("http", "ws") + "/api/ws") as socket, asyncio.timeout(HANG_S):
@@ -354,25 +355,25 @@ async def test_progress_arrives_while_the_job_runs(api: ApiProcess, tmp_path: Pa
     flag = tmp_path / "enough"
     async with api.async_client() as client, asyncio.timeout(HANG_S):
         job_id = await enqueue(client, "stay", flag=str(flag))
-        heard = []
+        kinds = []
         async with client.stream("GET", f"/api/jobs/{job_id}/events") as response:
             async for kind, _, _ in events(response):
-                heard.append(kind)
-                if heard.count("progress") == 5:
-                    flag.touch()  # The job runs until it is there.
-        assert heard[-1] == "done"
+                kinds.append(kind)
+                if kinds.count("progress") == 5:
+                    flag.touch()  # The job runs until the file exists.
+        assert kinds[-1] == "done"
 
 
 class Woken(Clock):
-    """Time that does not pass for a loop that rests: only a wake-up ends a rest."""
+    """A clock on which a resting loop never times out: only a wake-up ends a rest."""
 
     async def rest(self, seconds: float, wake: asyncio.Event) -> None:
         """Wait until the event is set."""
         await wake.wait()
 
 
-async def test_what_is_written_wakes_who_tells_it(own_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Progress arrives by the news of a commit: here nobody ever looks because some time is over."""
+async def test_commits_wake_the_feed(own_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress arrives through the notification of a commit: here no loop ever polls."""
     monkeypatch.setattr(follow, "PULSE_S", 3_600.0)
     clock = Woken(node="api")
     mine, other = await Store.open(own_store, clock), await Store.open(own_store, Clock(node="worker"))
@@ -391,11 +392,11 @@ async def test_what_is_written_wakes_who_tells_it(own_store: str, monkeypatch: p
             httpx.AsyncClient(base_url=url, timeout=None, trust_env=False) as client,
             client.stream("GET", f"/api/jobs/{job_id}/events") as response,
         ):
-            told = events(response)
-            assert (await anext(told))[0] == "status"
+            received = events(response)
+            assert (await anext(received))[0] == "status"
             for progress in range(1, 6):
                 await other.work.report([Report(job_id=job_id, attempt=job.attempt, progress=progress)])
-                kind, _, data = await anext(told)
+                kind, _, data = await anext(received)
                 assert (kind, data["progress"]) == ("progress", progress)
     finally:
         await other.close()
@@ -404,7 +405,7 @@ async def test_what_is_written_wakes_who_tells_it(own_store: str, monkeypatch: p
         await mine.close()
 
 
-async def test_several_processes_tell_the_same(api: ApiProcess, store: str) -> None:
+async def test_several_processes_send_the_same_events(api: ApiProcess, store: str) -> None:
     with ExitStack() as stack:
         other = stack.enter_context(api_process(store))
         async with api.async_client() as one, other.async_client() as two:
@@ -416,7 +417,7 @@ async def test_several_processes_tell_the_same(api: ApiProcess, store: str) -> N
             assert followers[0].done == followers[1].done
 
 
-async def test_whoever_comes_while_others_are_told_is_told_too(api: ApiProcess) -> None:
+async def test_followers_that_join_during_a_fan_out_miss_nothing(api: ApiProcess) -> None:
     limits = httpx.Limits(max_connections=200)
     async with api.async_client(limits=limits) as client, asyncio.timeout(HANG_S):
         body = {"jobs": [{"type": "count", "args": {"steps": 1}, "delay": "1h"}] * 120}

@@ -1,4 +1,4 @@
-"""Jobs over HTTP, with a real server: hand in, look at, stop; and what is refused."""
+"""Jobs over HTTP, with a real server: enqueue, read, cancel, and invalid requests."""
 
 import json
 import re
@@ -20,7 +20,7 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_a_job_is_handed_in_once_per_key(http: httpx.Client) -> None:
+def test_key_makes_enqueue_idempotent(http: httpx.Client) -> None:
     body = {"type": "report", "args": {"n": 1, "big": 2**70}, "tags": ["a b"], "metadata": {"who": "me"}}
     first = http.post("/api/jobs", json=body, headers={"Idempotency-Key": "k1"})
     assert first.status_code == 201
@@ -36,8 +36,8 @@ def test_a_job_is_handed_in_once_per_key(http: httpx.Client) -> None:
     assert http.get(f"/api/jobs/{job['id']}", headers={"If-None-Match": read.headers["etag"]}).status_code == 304
 
 
-def test_answers_without_a_body_are_sent_too(http: httpx.Client) -> None:
-    """On one connection: whatever is left unsent would come before the next answer, or never."""
+def test_responses_without_a_body_are_flushed(http: httpx.Client) -> None:
+    """On one connection: an unsent response would come before the next one, or never."""
     job = http.post("/api/jobs", json={"type": "report", "args": {}}).json()
     for _ in range(2):
         head = http.head(f"/api/jobs/{job['id']}")
@@ -48,11 +48,11 @@ def test_answers_without_a_body_are_sent_too(http: httpx.Client) -> None:
 
 
 def _raw(http: httpx.Client) -> socket.socket:
-    """Connect without any library between us and the packets."""
+    """Open a plain TCP connection."""
     return socket.create_connection((http.base_url.host, http.base_url.port or 80), timeout=DEADLINE_S)
 
 
-def test_an_answer_comes_in_one_packet(http: httpx.Client) -> None:
+def test_response_is_one_packet(http: httpx.Client) -> None:
     body = json.dumps({"type": "report", "args": {}}).encode()
     posted = b"POST /api/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     posted += b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
@@ -66,21 +66,21 @@ def test_an_answer_comes_in_one_packet(http: httpx.Client) -> None:
             assert json.loads(answer)
 
 
-def test_requests_in_a_row_are_answered_in_order(http: httpx.Client) -> None:
+def test_pipelined_requests_are_answered_in_order(http: httpx.Client) -> None:
     ids = [http.post("/api/jobs", json={"type": "report", "args": {}}).json()["id"] for _ in range(5)]
     asked = b"".join(f"GET /api/jobs/{job_id} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() for job_id in ids)
     last = b"GET /api/jobs HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     with _raw(http) as connection:
         connection.sendall(asked + last)
         told = b""
-        while data := connection.recv(1 << 20):  # Until the server closes, as it was asked to.
+        while data := connection.recv(1 << 20):  # Until the server closes the connection, as requested.
             told += data
     assert re.findall(rb"\r\n\r\n{\"id\":\"([^\"]+)\"", told) == [job_id.encode() for job_id in ids]
     assert told.count(b"HTTP/1.1 200 OK\r\n") == 6
     assert told.count(b"connection: close\r\n") == 1
 
 
-def test_a_client_of_old_times_is_answered_and_left(http: httpx.Client) -> None:
+def test_http_1_0_client_is_answered_and_disconnected(http: httpx.Client) -> None:
     with _raw(http) as connection:
         connection.sendall(b"GET /livez HTTP/1.0\r\nHost: localhost\r\n\r\n")
         told = b""
@@ -89,7 +89,7 @@ def test_a_client_of_old_times_is_answered_and_left(http: httpx.Client) -> None:
     assert told.startswith(b"HTTP/1.1 200 OK\r\n")
 
 
-def test_who_asks_before_he_sends_a_body_is_told_to_go_on(http: httpx.Client) -> None:
+def test_expect_100_continue_is_honoured(http: httpx.Client) -> None:
     body = json.dumps({"type": "report", "args": {}}).encode()
     head = b"POST /api/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
     with _raw(http) as connection:
@@ -98,7 +98,7 @@ def test_who_asks_before_he_sends_a_body_is_told_to_go_on(http: httpx.Client) ->
         connection.sendall(body)
         assert connection.recv(1 << 20).startswith(b"HTTP/1.1 201 Created\r\n")
         connection.sendall(head + b"Content-Length: 99999999\r\n\r\n")
-        assert connection.recv(1 << 20).startswith(b"HTTP/1.1 413 ")  # Without having sent any of it.
+        assert connection.recv(1 << 20).startswith(b"HTTP/1.1 413 ")  # Before any of the body is sent.
 
 
 def test_bulk_is_all_or_nothing(http: httpx.Client) -> None:
@@ -137,7 +137,7 @@ def test_lists_are_filtered_and_paged(http: httpx.Client) -> None:
     assert http.get("/api/jobs/latest", params={"type": "nothing"}).status_code == 404
 
 
-def test_cancel_retry_and_the_rest(http: httpx.Client) -> None:
+def test_cancel_retry_and_read(http: httpx.Client) -> None:
     job = http.post("/api/jobs", json={"type": "stop", "delay": "1h"}).json()
     assert job["status"] == "SCHEDULED"
     assert http.post(f"/api/jobs/{job['id']}/retry").status_code == 409
@@ -165,7 +165,7 @@ def test_secrets_are_masked(http: httpx.Client) -> None:
         assert shape["metadata"]["auth_token"] == "***"
 
 
-# What is sent, and the field that the refusal has to name; none where the body as a whole is wrong.
+# Request bodies, and the field that the error must name; None if the body as a whole is wrong.
 BAD: dict[str, tuple[bytes, str | None]] = {
     "not json": (b"{", None),
     "not utf-8": (b'{"type": "\xff"}', None),
@@ -197,7 +197,7 @@ BAD: dict[str, tuple[bytes, str | None]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_refused_in_words(http: httpx.Client, name: str) -> None:
+def test_bad_input_is_rejected_with_the_field(http: httpx.Client, name: str) -> None:
     body, field = BAD[name]
     answer = http.post("/api/jobs", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code in (400, 413, 422), answer.text
@@ -207,7 +207,7 @@ def test_bad_input_is_refused_in_words(http: httpx.Client, name: str) -> None:
     assert "Traceback" not in answer.text
 
 
-def test_other_refusals(http: httpx.Client) -> None:
+def test_other_errors(http: httpx.Client) -> None:
     assert http.post("/api/jobs", content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 415
     assert (
         http.post("/api/jobs", content=b"x" * (2 << 20), headers={"Content-Type": "application/json"}).status_code

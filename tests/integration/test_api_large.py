@@ -1,7 +1,7 @@
-"""Jobs and bodies that are as large and as finely divided as they may be: answers are bounded, nobody else waits.
+"""Jobs and bodies of maximal size and nesting: responses are bounded, and other requests do not wait.
 
-Work is bounded by bytes and values, not by seconds. That it is done beside the loop is shown by holding up the thread
-that does it, while the same process goes on answering.
+Work is bounded in bytes and values, not in seconds. The tests block the thread that does large work, to show that the
+event loop keeps answering.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ FINE_ITEMS = 85_000
 JOBS = 200
 
 
-class House:
-    """A real API in this process, with its loop and its thread within reach."""
+class LocalApi:
+    """A real API in this process, with access to its loop and its thread."""
 
     def __init__(self, store: Store, api: Api, port: int) -> None:
         self.store = store
@@ -60,19 +60,19 @@ class House:
         return job.id
 
     @contextmanager
-    def held_up(self) -> Iterator[None]:
-        """Let the thread for large work stand still meanwhile."""
+    def blocked_offload(self) -> Iterator[None]:
+        """Block the thread for large work."""
         assert self.api._services is not None
-        go_on = threading.Event()
-        self.api._services.offload._thread.submit(go_on.wait)
+        release = threading.Event()
+        self.api._services.offload._thread.submit(release.wait)
         try:
             yield
         finally:
-            go_on.set()
+            release.set()
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
+async def local_api(tmp_path: Path) -> AsyncIterator[LocalApi]:
     clock = Clock(node="test")
     store = await Store.open(f"sqlite:///{tmp_path}/headway.db", clock, synchronous="normal")
 
@@ -84,7 +84,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
     serving = asyncio.ensure_future(server.serve(api, listening, stopping))
     await api.start()
     try:
-        yield House(store, api, listening.getsockname()[1])
+        yield LocalApi(store, api, listening.getsockname()[1])
     finally:
         stopping.set()
         await serving
@@ -93,7 +93,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 
 @pytest.fixture
 def masked_values(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Count the values that are looked at for secrets, for each text that is read; it goes on as ever."""
+    """Record the size of each text that is parsed for masking."""
     counted: list[int] = []
     look = job_details.read_json
 
@@ -105,12 +105,12 @@ def masked_values(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counted
 
 
-async def test_a_page_of_large_jobs_costs_what_a_page_may_cost(house: House, masked_values: list[int]) -> None:
-    ids = await house.enqueue(JOBS)
-    async with house.client() as client:
+async def test_page_of_large_jobs_omits_arguments(local_api: LocalApi, masked_values: list[int]) -> None:
+    ids = await local_api.enqueue(JOBS)
+    async with local_api.client() as client:
         masked_values.clear()
         answer = await client.get("/api/jobs", params={"limit": JOBS})
-        assert sum(masked_values) < PAGE_BYTES_MAX  # None of the arguments was read: they would be 50 MB.
+        assert sum(masked_values) < PAGE_BYTES_MAX  # The arguments were not parsed: they would be 50 MB.
         page = answer.json()
         assert [job["id"] for job in page["items"]] == sorted(ids, reverse=True)
         assert all(job["args"] is None and job["omitted"] == ["args"] for job in page["items"])
@@ -121,16 +121,16 @@ async def test_a_page_of_large_jobs_costs_what_a_page_may_cost(house: House, mas
         one = (await client.get(f"/api/jobs/{ids[0]}")).json()
         assert "omitted" not in one
         assert one["args"] == {"x": [[]] * FINE_ITEMS, "token": "***"}
-        for path in ("why", "history", "attempts", "log"):  # They have no use for the arguments.
+        for path in ("why", "history", "attempts", "log"):  # They do not need the arguments.
             masked_values.clear()
             assert (await client.get(f"/api/jobs/{ids[0]}/{path}")).status_code == 200
             assert sum(masked_values) < LISTED_BYTES_MAX, path
 
 
-async def test_pages_are_bounded_by_bytes_and_nothing_is_left_out_of_all_of_them(house: House) -> None:
-    text = "é" * 1_900  # Just below what lists leave out, as bytes.
-    ids = await house.enqueue(JOBS, args=encode_args({"text": text}), metadata=encode_args({"text": text}))
-    async with house.client() as client:
+async def test_pages_are_bounded_by_bytes_and_complete_together(local_api: LocalApi) -> None:
+    text = "é" * 1_900  # In bytes just below the size that lists omit.
+    ids = await local_api.enqueue(JOBS, args=encode_args({"text": text}), metadata=encode_args({"text": text}))
+    async with local_api.client() as client:
         seen: list[str] = []
         cursor, pages = None, 0
         while pages == 0 or cursor is not None:
@@ -143,15 +143,15 @@ async def test_pages_are_bounded_by_bytes_and_nothing_is_left_out_of_all_of_them
         assert seen == sorted(ids, reverse=True)
 
 
-async def test_large_results_and_tracebacks_are_left_out_of_lists_and_told_whole_alone(house: House) -> None:
-    await house.enqueue(args="{}")
-    done = await house.finish(FINE)
-    [failed] = await house.enqueue(args=FINE, max_attempts=1)
-    [job] = await house.store.work.claim("default", node="node", lease=300 * SECOND, limit=1)
+async def test_large_results_and_tracebacks_are_omitted_from_lists_only(local_api: LocalApi) -> None:
+    await local_api.enqueue(args="{}")
+    done = await local_api.finish(FINE)
+    [failed] = await local_api.enqueue(args=FINE, max_attempts=1)
+    [job] = await local_api.store.work.claim("default", node="node", lease=300 * SECOND, limit=1)
     error = encode_args({"type": "IOError", "message": "full", "traceback": "line\n" * 2_000})
     attempt = Attempt(job_id=job.id, attempt=job.attempt, failures=0, max_attempts=1)
-    await house.store.work.settle([settle(attempt, Raised(error, retryable=False), 0.5)])
-    async with house.client() as client:
+    await local_api.store.work.settle([settle(attempt, Raised(error, retryable=False), 0.5)])
+    async with local_api.client() as client:
         listed = {job["id"]: job for job in (await client.get("/api/jobs")).json()["items"]}
         assert (listed[done]["result"], listed[done]["omitted"]) == (None, ["result"])
         assert listed[failed]["error"] == {"type": "IOError", "message": "full"}
@@ -161,16 +161,16 @@ async def test_large_results_and_tracebacks_are_left_out_of_lists_and_told_whole
         assert (await client.get(f"/api/jobs/{done}")).json()["result"]["x"] == [[]] * FINE_ITEMS
         assert (await client.get(f"/api/jobs/{failed}")).json()["error"]["traceback"] == "line\n" * 2_000
         again = await client.post(f"/api/jobs/{failed}/retry", json={"args": {"x": [1], "token": "***"}})
-        assert again.status_code == 201  # What was masked came from arguments that no list has.
-        stored = await house.store.jobs.get(again.json()["id"])
+        assert again.status_code == 201  # The masked value came from arguments that lists omit.
+        stored = await local_api.store.jobs.get(again.json()["id"])
         assert json.loads(stored.args) == {"x": [1], "token": "s3cr3t"}
 
 
-async def test_the_loop_answers_while_large_jobs_and_bodies_are_worked_on(house: House) -> None:
-    [job_id] = await house.enqueue()
+async def test_loop_answers_during_large_work(local_api: LocalApi) -> None:
+    [job_id] = await local_api.enqueue()
     body = json.dumps({"type": "work", "args": {"x": [[]] * 60_000}})
-    async with house.client() as client, house.client() as other:
-        with house.held_up():
+    async with local_api.client() as client, local_api.client() as other:
+        with local_api.blocked_offload():
             waiting = [
                 asyncio.ensure_future(client.get(f"/api/jobs/{job_id}")),
                 asyncio.ensure_future(client.post("/api/jobs", content=body, headers=JSON)),
@@ -188,8 +188,8 @@ JSON = {"Content-Type": "application/json"}
     ("path", "inner"),
     [("/api/jobs/bulk", b"[],"), ("/api/jobs/bulk", b'"a",'), ("/api/jobs/bulk", b'{"a":1},'), ("/api/jobs", b"1,")],
 )
-async def test_a_body_of_too_many_values_is_refused_before_it_is_read(
-    house: House, path: str, inner: bytes, monkeypatch: pytest.MonkeyPatch
+async def test_body_with_too_many_values_is_rejected_before_parsing(
+    local_api: LocalApi, path: str, inner: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = BULK_BYTES_MAX if path.endswith("bulk") else 1 << 20
     body = b'{"jobs":[' + inner * ((size - 100) // len(inner)) + b"[]]}"
@@ -201,16 +201,16 @@ async def test_a_body_of_too_many_values_is_refused_before_it_is_read(
         return loads(data, **options)
 
     monkeypatch.setattr(json, "loads", reading)
-    async with house.client() as client:
+    async with local_api.client() as client:
         answer = await client.post(path, content=body, headers=JSON)
         assert read == []
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
         assert "values" in answer.json()["error"]["message"]
 
 
-async def test_texts_full_of_commas_are_few_values(house: House) -> None:
+async def test_commas_in_strings_are_not_counted_as_values(local_api: LocalApi) -> None:
     jobs = [{"type": "work", "args": {"csv": ",".join("[{,1" * 4_000)}}] * 120
-    async with house.client() as client:
+    async with local_api.client() as client:
         answer = await client.post("/api/jobs/bulk", json={"jobs": jobs})
         assert answer.status_code == 201, answer.text
         items = answer.json()["items"]
@@ -218,9 +218,9 @@ async def test_texts_full_of_commas_are_few_values(house: House) -> None:
         assert all(item["omitted"] == ["args"] for item in items)
 
 
-async def test_who_repeats_many_large_jobs_is_told_of_them_without_what_makes_them_large(house: House) -> None:
+async def test_repeated_large_jobs_are_returned_without_arguments(local_api: LocalApi) -> None:
     jobs = [{"type": "work", "args": {"x": [[]] * 2_000}, "key": f"k{n}"} for n in range(50)]
-    async with house.client() as client:
+    async with local_api.client() as client:
         first = await client.post("/api/jobs/bulk", json={"jobs": jobs})
         again = await client.post("/api/jobs/bulk", json={"jobs": jobs})
         assert (first.status_code, again.status_code, again.json()["existing"]) == (201, 200, 50)
@@ -229,51 +229,51 @@ async def test_who_repeats_many_large_jobs_is_told_of_them_without_what_makes_th
         assert len(again.content) < PAGE_BYTES_MAX
 
 
-async def test_followers_are_told_the_result_and_not_the_large_arguments(
-    house: House, masked_values: list[int]
+async def test_followers_receive_the_result_without_large_arguments(
+    local_api: LocalApi, masked_values: list[int]
 ) -> None:
-    [job_id] = await house.enqueue()
-    url = f"ws://127.0.0.1:{house.port}/api/ws"
+    [job_id] = await local_api.enqueue()
+    url = f"ws://127.0.0.1:{local_api.port}/api/ws"
     async with websockets.connect(url, max_size=None) as socket, asyncio.timeout(DEADLINE_S):
         masked_values.clear()
         await socket.send(json.dumps({"subscribe": {"job": job_id}}))
         first = json.loads(await socket.recv())
         assert (first["event"], first["data"]["args"], first["data"]["omitted"]) == ("status", None, ["args"])
         assert sum(masked_values) < LISTED_BYTES_MAX
-        await house.finish(FINE)
-        while (told := json.loads(await socket.recv()))["event"] != "done":
-            assert "args" not in told["data"]
-        assert (told["data"]["result"]["x"], told["data"]["args"]) == ([[]] * FINE_ITEMS, None)
-        assert told["data"]["omitted"] == ["args"]
-    async with house.client() as client, client.stream("GET", f"/api/jobs/{job_id}/events") as stream:
-        said = "".join([text async for text in stream.aiter_text()])
-        assert '"omitted":["args"]' in said
-        assert said.count("[]") == FINE_ITEMS + 1  # The result, and its tags.
+        await local_api.finish(FINE)
+        while (received := json.loads(await socket.recv()))["event"] != "done":
+            assert "args" not in received["data"]
+        assert (received["data"]["result"]["x"], received["data"]["args"]) == ([[]] * FINE_ITEMS, None)
+        assert received["data"]["omitted"] == ["args"]
+    async with local_api.client() as client, client.stream("GET", f"/api/jobs/{job_id}/events") as stream:
+        text_received = "".join([text async for text in stream.aiter_text()])
+        assert '"omitted":["args"]' in text_received
+        assert text_received.count("[]") == FINE_ITEMS + 1  # The result and its tags.
 
 
-async def test_a_large_result_holds_up_nobody_else_who_follows(house: House) -> None:
-    [large] = await house.enqueue(args="{}")
-    [small] = await house.enqueue(args="{}")
-    async with websockets.connect(f"ws://127.0.0.1:{house.port}/api/ws", max_size=None) as socket:
+async def test_large_result_does_not_delay_other_followers(local_api: LocalApi) -> None:
+    [large] = await local_api.enqueue(args="{}")
+    [small] = await local_api.enqueue(args="{}")
+    async with websockets.connect(f"ws://127.0.0.1:{local_api.port}/api/ws", max_size=None) as socket:
 
         async def ended() -> str:
-            while (told := json.loads(await socket.recv()))["event"] != "done":
+            while (received := json.loads(await socket.recv()))["event"] != "done":
                 pass
-            return str(told["data"]["id"])
+            return str(received["data"]["id"])
 
         async with asyncio.timeout(DEADLINE_S):
             for job_id in (large, small):
                 await socket.send(json.dumps({"subscribe": {"job": job_id}}))
                 assert json.loads(await socket.recv())["event"] == "status"
-            with house.held_up():
-                assert [await house.finish(FINE), await house.finish("1")] == [large, small]
+            with local_api.blocked_offload():
+                assert [await local_api.finish(FINE), await local_api.finish("1")] == [large, small]
                 assert await ended() == small
             assert await ended() == large
 
 
-async def test_large_arguments_of_schedules_are_left_out_of_their_list(house: House) -> None:
+async def test_large_arguments_are_omitted_from_schedule_lists(local_api: LocalApi) -> None:
     definition = {"task": "work", "cron": "0 6 * * *"}
-    async with house.client() as client:
+    async with local_api.client() as client:
         large: dict[str, Any] = {"x": [[]] * 40_000}
         assert (await client.put("/api/schedules/large", json={**definition, "args": large})).status_code == 201
         assert (await client.put("/api/schedules/small", json={**definition, "args": {"n": 1}})).status_code == 201
@@ -284,22 +284,22 @@ async def test_large_arguments_of_schedules_are_left_out_of_their_list(house: Ho
 
 
 @pytest.mark.parametrize(("holders", "at_once"), [(1, offload.PIECES_OF_ONE_MAX), (10, offload.PIECES_MAX)])
-async def test_one_holder_takes_two_turns_and_all_together_so_many(holders: int, at_once: int) -> None:
-    shop = offload.Offload()
+async def test_offload_limits_turns_per_holder_and_in_total(holders: int, at_once: int) -> None:
+    shop = offload.ThreadOffload()
     inside, most = 0, 0
-    go_on = asyncio.Event()
+    release = asyncio.Event()
 
     async def one(holder: str) -> None:
         nonlocal inside, most
         async with shop.turn(holder):
             inside += 1
             most = max(most, inside)
-            await go_on.wait()
+            await release.wait()
             inside -= 1
 
     tasks = [asyncio.ensure_future(one(f"tenant-{number % holders}")) for number in range(50)]
     await asyncio.sleep(0)
-    go_on.set()
+    release.set()
     await asyncio.gather(*tasks)
     assert most == at_once
     assert shop._holders == {}

@@ -1,4 +1,4 @@
-"""/metrics, /livez and /readyz of real API processes: true about other processes, and about a store that goes away."""
+"""/metrics, /livez and /readyz of real API processes: figures of other processes, and outages of the store."""
 
 import os
 import secrets
@@ -18,7 +18,7 @@ from tests.support.api import ApiProcess, api_process
 from tests.support.postgres import PostgresServer
 from tests.support.waiting import DEADLINE_S, wait_until
 
-TOKEN = secrets.token_hex(16)  # That of the environment counts without the store.
+TOKEN = secrets.token_hex(16)  # The token of the environment works without the store.
 
 APP = """
 from headway import Every, Headway
@@ -42,7 +42,7 @@ app.schedule("tick", good, Every("1s"))
 
 @contextmanager
 def role(name: str, store: str, *arguments: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a role of Headway in a process of its own, with leases that outlast whatever this machine does to it."""
+    """Run a role of Headway in a process, with leases too long to expire in a test."""
     command = [sys.executable, "-m", "headway", name, "--store", store, *arguments]
     patience = {"HEADWAY_LEADER_LEASE": "10m", "HEADWAY_WORKER_LEASE": "10m"}
     with evidence.log_file(f"headway {name}").open("ab") as log:
@@ -59,7 +59,7 @@ Samples = dict[str, dict[str, float]]
 
 
 def scrape(api: ApiProcess, token: str | None = None) -> Samples:
-    """Read /metrics: by name of the sample, then by its labels as Prometheus writes them."""
+    """Read /metrics: by sample name, then by labels as Prometheus writes them."""
     with api.client(token) as client:
         answer = client.get("/metrics")
     assert answer.status_code == 200, answer.text
@@ -72,17 +72,19 @@ def scrape(api: ApiProcess, token: str | None = None) -> Samples:
     return found
 
 
-def scraped(api: ApiProcess, *wanted: tuple[str, str, Callable[[float], bool]], token: str | None = None) -> Samples:
-    """Read /metrics until these samples are as they should be. What a slow store has not said in time is missing."""
+def wait_samples(
+    api: ApiProcess, *wanted: tuple[str, str, Callable[[float], bool]], token: str | None = None
+) -> Samples:
+    """Read /metrics until these samples have the expected values. A slow store may leave out samples."""
     found: Samples = {}
     evidence.attach("/metrics", lambda: "\n".join(f"{name} {samples}" for name, samples in found.items()))
 
-    def is_so() -> bool:
+    def are_as_expected() -> bool:
         found.clear()
         found.update(scrape(api, token))
         return all(is_right(found.get(name, {}).get(labels, -1.0)) for name, labels, is_right in wanted)
 
-    wait_until(is_so, f"the samples {[name for name, *_ in wanted]}", every_s=0.1)
+    wait_until(are_as_expected, f"the samples {[name for name, *_ in wanted]}", every_s=0.1)
     return found
 
 
@@ -96,14 +98,14 @@ def at_least(number: float) -> Callable[[float], bool]:
 
 def readiness(api: ApiProcess) -> tuple[int, str, dict[str, str]]:
     with api.client() as client:
-        assert client.get("/livez").json() == {"status": "alive"}, "whatever the store does"
+        assert client.get("/livez").json() == {"status": "alive"}, "liveness does not depend on the store"
         answer = client.get("/readyz")
     body = answer.json()
-    assert body.keys() == {"status", "checks"}, "nothing else may be known to strangers"
+    assert body.keys() == {"status", "checks"}, "anonymous callers see nothing else"
     return answer.status_code, body["status"], body["checks"]
 
 
-def test_counts_of_other_processes_outlive_them(tmp_path: Path) -> None:
+def test_counters_of_other_processes_outlive_them(tmp_path: Path) -> None:
     (tmp_path / "counted.py").write_text(APP)
     store = f"sqlite:///{tmp_path}/headway.db"
     names = ("headway_attempts_total", "headway_decisions_total", "headway_run_duration_seconds_count")
@@ -112,10 +114,10 @@ def test_counts_of_other_processes_outlive_them(tmp_path: Path) -> None:
         jobs += [{"type": "bad", "queue": "queue-0", "max_attempts": 1} for _ in range(4)]
         jobs += [{"type": "good", "queue": "idle", "delay": "1h"}]
         with role("serve", store, "--app", "counted:app", folder=tmp_path):
-            scraped(api, ("headway_worker_slots", "", at_least(1)))
+            wait_samples(api, ("headway_worker_slots", "", at_least(1)))
             answer = client.post("/api/jobs/bulk", json={"jobs": jobs})
             assert answer.status_code in (200, 201), answer.text
-            found = scraped(
+            found = wait_samples(
                 api,
                 ("headway_attempts_total", "result=completed", at_least(30)),
                 ("headway_attempts_total", "result=failed", exactly(4)),
@@ -136,17 +138,19 @@ def test_counts_of_other_processes_outlive_them(tmp_path: Path) -> None:
             assert not [labels for labels in requests if "job_" in labels]
             before = found
         after = scrape(api)
-        gone = scraped(api, ("headway_nodes", "role=worker", exactly(0)))
+        gone = wait_samples(api, ("headway_nodes", "role=worker", exactly(0)))
         for found in (after, gone):
             for name in names:
                 assert all(found[name][labels] >= number for labels, number in before[name].items()), name
         last = gone
     with api_process(store) as api:
-        found = scraped(api, ("headway_store_up", "", exactly(1)))
-        assert {name: found[name] for name in names} == {name: last[name] for name in names}, "it was not this process"
+        found = wait_samples(api, ("headway_store_up", "", exactly(1)))
+        assert {name: found[name] for name in names} == {name: last[name] for name in names}, (
+            "counters survive a restart"
+        )
 
 
-def test_numbers_of_everybody_are_for_those_who_may_see_everybody(tmp_path: Path) -> None:
+def test_metrics_need_access_to_all_tenants(tmp_path: Path) -> None:
     with api_process(f"sqlite:///{tmp_path}/headway.db") as api:
         assert "headway_store_up" in scrape(api)
         with api.client() as client:
@@ -160,7 +164,7 @@ def test_numbers_of_everybody_are_for_those_who_may_see_everybody(tmp_path: Path
                 for tenant in ("*", "acme")
             }
         with api.client() as client:
-            wait_until(lambda: client.get("/metrics").status_code == 401, "the door to be shut")
+            wait_until(lambda: client.get("/metrics").status_code == 401, "the end of anonymous access")
             assert client.get("/metrics", headers={"Authorization": "Bearer hw_wrong"}).status_code == 401
             refused = client.get("/metrics", headers={"Authorization": f"Bearer {tokens['acme']}"})
             assert refused.status_code == 403
@@ -172,8 +176,8 @@ def test_numbers_of_everybody_are_for_those_who_may_see_everybody(tmp_path: Path
 
 
 @pytest.mark.postgres
-def test_readiness_tells_the_truth_about_the_store_and_about_loops(tmp_path: Path) -> None:
-    """How soon it does so is a matter of virtual time: see tests/unit/status/test_health.py."""
+def test_readiness_reports_store_outages_and_stuck_loops(tmp_path: Path) -> None:
+    """`tests/unit/server/test_health.py` checks the delays in virtual time."""
     with PostgresServer() as server:
         url = server.create_database()
         assert run(["migrate", "--store", url]) == 0
@@ -183,13 +187,13 @@ def test_readiness_tells_the_truth_about_the_store_and_about_loops(tmp_path: Pat
                 expected = (status, word, {**OK, **other})
                 wait_until(lambda: readiness(api) == expected, f"{expected}", every_s=0.1)
 
-            await_readiness(200, "degraded", leader="nobody decides the schedules")
+            await_readiness(200, "degraded", leader="no scheduler is the leader: schedules are not decided")
             with role("scheduler", url, folder=tmp_path):
                 await_readiness(200, "ready")
 
-                with psycopg.connect(url) as connection:  # The store answers, and the deliverer waits for a lock.
+                with psycopg.connect(url) as connection:  # The store answers, but the deliverer waits for a lock.
                     connection.execute("lock table headway_deliveries in access exclusive mode")
-                    await_readiness(503, "unready", loops="deliverer stands still")
+                    await_readiness(503, "unready", loops="deliverer is stuck")
                 await_readiness(200, "ready")
 
                 server.stop("immediate")
@@ -197,11 +201,11 @@ def test_readiness_tells_the_truth_about_the_store_and_about_loops(tmp_path: Pat
                 wait_until(lambda: readiness(api)[0] == 503, "the outage to show", every_s=0.1)
                 status, word, checks = readiness(api)
                 assert (status, word, {name: checks[name] for name in away}) == (503, "unready", away)
-                scraped(api, ("headway_store_up", "", exactly(0)), token=TOKEN)
+                wait_samples(api, ("headway_store_up", "", exactly(0)), token=TOKEN)
                 server.start()
                 await_readiness(200, "ready")
-                scraped(api, ("headway_store_up", "", exactly(1)), token=TOKEN)
-            await_readiness(200, "degraded", leader="nobody decides the schedules")
+                wait_samples(api, ("headway_store_up", "", exactly(1)), token=TOKEN)
+            await_readiness(200, "degraded", leader="no scheduler is the leader: schedules are not decided")
 
 
 OK = {"store": "ok", "loops": "ok", "leader": "ok", "engines": "ok"}

@@ -1,4 +1,4 @@
-"""Queues, workers, figures, alerts, dead letters and the audit over HTTP, with a real server on both databases."""
+"""Queues, workers, statistics, alerts, dead letters and the audit over HTTP, with a real server on both databases."""
 
 import time
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def error_of(answer: httpx.Response, status: int) -> str:
 
 
 def items_of(client: httpx.Client, path: str, **params: str) -> list[dict[str, Any]]:
-    """Read all pages, two things at a time."""
+    """Read all pages, two items at a time."""
     found: list[dict[str, Any]] = []
     cursor: str | None = None
     while True:
@@ -51,7 +51,7 @@ def enqueue(home: House, number: int = 1, **options: Any) -> list[str]:
 
 
 def fail(home: House, number: int = 1, *, queue: str, error: str = "the disk is full", **options: Any) -> list[str]:
-    """Make dead letters."""
+    """Create dead letters."""
     ids, told = [], ERROR.replace("the disk is full", error)
     for _ in range(number):
         [job_id] = enqueue(home, queue=queue, **options)
@@ -62,7 +62,7 @@ def fail(home: House, number: int = 1, *, queue: str, error: str = "the disk is 
 
 @pytest.fixture
 def worker(home: House) -> Iterator[Node]:
-    """A worker that lives, and takes from one queue."""
+    """A live worker that takes from one queue."""
     state = {"worker": {"tasks": ["report"], "queues": ["served"], "slots": 4, "running": 1}}
     node = Node(id="node_worker", name="web-1", roles=("worker",), version="1", state=state)
 
@@ -78,7 +78,7 @@ def worker(home: House) -> Iterator[Node]:
 # --- queues
 
 
-def test_queues_are_counted_for_all_and_for_one_tenant(home: House) -> None:
+def test_queues_are_counted_for_all_tenants_and_for_one(home: House) -> None:
     enqueue(home, 3, queue="counted", tenant="acme")
     enqueue(home, 2, queue="counted", tenant="globex")
     enqueue(home, 1, queue="counted-too", tenant="globex")
@@ -94,7 +94,7 @@ def test_queues_are_counted_for_all_and_for_one_tenant(home: House) -> None:
     assert list(everybodys) == sorted(everybodys)
 
 
-def test_a_queue_is_paused_for_everybody_by_who_has_all_tenants(home: House) -> None:
+def test_queue_is_paused_for_all_tenants_by_an_operator_of_all(home: House) -> None:
     assert error_of(home.acme.post("/api/queues/tap/pause"), 403)
     shown = home.everybody.post("/api/queues/tap/pause", json={"reason": "the disk is full"}).json()
     assert (shown["paused"], shown["paused_by"], shown["reason"]) == (True, "everybody", "the disk is full")
@@ -125,7 +125,7 @@ def test_a_queue_is_paused_for_everybody_by_who_has_all_tenants(home: House) -> 
 # --- workers and nodes
 
 
-def test_workers_and_nodes_are_for_all_tenants(home: House, worker: Node) -> None:
+def test_workers_and_nodes_need_access_to_all_tenants(home: House, worker: Node) -> None:
     for path in ("/api/workers", "/api/nodes"):
         assert error_of(home.acme.get(path), 403)
     [shown] = [found for found in items_of(home.everybody, "/api/workers") if found["id"] == worker.id]
@@ -138,7 +138,7 @@ def test_workers_and_nodes_are_for_all_tenants(home: House, worker: Node) -> Non
     assert worker.id in [node["id"] for node in items_of(home.everybody, "/api/nodes", gone="1")]
 
 
-def test_a_worker_is_asked_to_leave(home: House, worker: Node) -> None:
+def test_worker_is_asked_to_drain(home: House, worker: Node) -> None:
     assert error_of(home.acme.post(f"/api/workers/{worker.id}/drain"), 403)
     asked = home.everybody.post("/api/workers/web-1/drain")
     assert (asked.status_code, asked.json()["id"], asked.json()["draining"]) == (202, worker.id, True)
@@ -151,10 +151,10 @@ def test_a_worker_is_asked_to_leave(home: House, worker: Node) -> None:
     assert (entry["action"], entry["detail"]["after"]) == ("worker.drain", "drain")
 
 
-# --- figures
+# --- statistics
 
 
-def test_stats_count_what_lives_and_how_the_last_hour_ended(home: House) -> None:
+def test_stats_count_unfinished_jobs_and_outcomes_of_the_last_hour(home: House) -> None:
     before = home.globex.get("/api/stats").json()
     others = home.acme.get("/api/stats").json()
     for outcome in (Succeeded(), Succeeded(), Raised(ERROR, retryable=False)):
@@ -188,7 +188,7 @@ def test_stats_count_what_lives_and_how_the_last_hour_ended(home: House) -> None
     assert everything["jobs"]["PENDING"] >= stats["jobs"]["PENDING"]
 
 
-def test_stats_count_schedules_of_one_tenant_and_what_is_late(home: House) -> None:
+def test_stats_count_late_schedules_of_one_tenant(home: House) -> None:
     before = home.acme.get("/api/stats").json()["schedules"]
 
     async def arrange(store: Store) -> None:
@@ -214,7 +214,7 @@ def test_stats_count_schedules_of_one_tenant_and_what_is_late(home: House) -> No
 # --- alerts
 
 
-def test_alerts_say_what_needs_somebody_and_what_to_do(home: House, worker: Node) -> None:
+def test_alerts_name_the_problem_and_the_fix(home: House, worker: Node) -> None:
     fail(home, 2, queue="served", tenant="acme")
     enqueue(home, queue="no one's", tenant="acme")
 
@@ -245,8 +245,8 @@ def test_alerts_say_what_needs_somebody_and_what_to_do(home: House, worker: Node
     assert len(home.acme.get("/api/alerts", params={"limit": "1"}).json()["items"]) == 1
 
 
-def test_alerts_are_unchanged_while_they_only_grow_older(home: House) -> None:
-    """Their words say how old the oldest instant is that nobody has decided."""
+def test_alerts_are_unchanged_while_they_only_age(home: House) -> None:
+    """Their texts contain the age of the oldest undecided instant."""
 
     def undecided() -> httpx.Response:
         answer = home.globex.get("/api/alerts")
@@ -282,7 +282,7 @@ def test_dead_letters_are_listed_retried_once_and_dropped(home: House) -> None:
     assert first in error_of(home.acme.post(f"/api/dead/{first}/retry"), 404)
     assert home.acme.post(f"/api/dead/{second}/drop").json() == {"id": second, "dropped": True}
     assert home.acme.post(f"/api/dead/{second}/drop").status_code == 404
-    assert "no dead letter" in error_of(home.acme.post(f"/api/dead/{again.json()['id']}/retry"), 409)
+    assert "not a dead letter" in error_of(home.acme.post(f"/api/dead/{again.json()['id']}/retry"), 409)
     for action in ("retry", "drop"):
         stranger, absent = (home.acme.post(f"/api/dead/{job_id}/{action}") for job_id in (foreign, "job_" + "0" * 26))
         assert error_of(stranger, 404) == error_of(absent, 404).replace("job_" + "0" * 26, foreign)
@@ -293,7 +293,7 @@ def test_dead_letters_are_listed_retried_once_and_dropped(home: House) -> None:
     assert [(item["action"], item["detail"]["new"]) for item in trail] == [("dead.retry", again.json()["id"])]
 
 
-def test_two_who_retry_a_letter_run_it_once(home: House) -> None:
+def test_concurrent_retries_run_a_dead_letter_once(home: House) -> None:
     [letter] = fail(home, 1, queue="raced", tenant="acme")
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda _: home.acme.post(f"/api/dead/{letter}/retry").status_code, range(8)))
@@ -303,7 +303,7 @@ def test_two_who_retry_a_letter_run_it_once(home: House) -> None:
     assert [job["rerun_of"] for job in jobs] == [letter, None]
 
 
-def test_many_letters_are_chosen_on_purpose(home: House) -> None:
+def test_bulk_actions_on_dead_letters_need_an_explicit_selection(home: House) -> None:
     ids = fail(home, 3, queue="group", tenant="acme")
     [foreign] = fail(home, 1, queue="group", tenant="globex")
     unclear: list[dict[str, Any]] = [
@@ -313,7 +313,7 @@ def test_many_letters_are_chosen_on_purpose(home: House) -> None:
         {"ids": ids, "queue": "group"},
     ]
     for body in unclear:
-        assert "say which" in error_of(home.acme.post("/api/dead/retry", json=body), 422)
+        assert "give exactly one of" in error_of(home.acme.post("/api/dead/retry", json=body), 422)
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"queue": "group", "limit": 10**9}, "limit"),
         ({"queue": "group", "colour": 1}, "colour"),
@@ -330,7 +330,7 @@ def test_many_letters_are_chosen_on_purpose(home: House) -> None:
     assert dry == {"count": 3, "ids": ids, "retried": [], "refused": [], "more": False, "dry_run": True}
     assert "dry_run" in error_of(home.acme.post("/api/dead/retry", json={"queue": "group", "limit": 1_001}), 422)
     done = home.acme.post("/api/dead/retry", json={"queue": "group", "limit": 2}).json()
-    assert [pair["id"] for pair in done["retried"]] == ids[1:]  # Oldest first, of the newest.
+    assert [pair["id"] for pair in done["retried"]] == ids[1:]  # The newest ones, oldest first.
     assert (done["count"], done["more"], done["refused"]) == (2, True, [])
     dropped = home.acme.post("/api/dead/drop", json={"ids": [ids[0]]}).json()
     assert (dropped["dropped"], dropped["more"]) == ([ids[0]], False)
@@ -340,7 +340,7 @@ def test_many_letters_are_chosen_on_purpose(home: House) -> None:
     everybodys = home.everybody.post("/api/dead/drop", json={"queue": "group"}).json()
     assert everybodys["count"] == 2
     trails = home.root.get("/api/trail", params={"action": "dead.drop", "limit": "2"}).json()["items"]
-    assert {item["tenant"] for item in trails} == {"acme", "globex"}  # Each tenant finds its own.
+    assert {item["tenant"] for item in trails} == {"acme", "globex"}  # Each tenant finds its own entry.
     [named] = fail(home, 1, queue="named", tenant="acme")
     body = {"ids": [named], "chosen_by": {"queue": "named", "error": "OSError"}}
     assert home.acme.post("/api/dead/drop", json=body).json()["dropped"] == [named]
@@ -349,8 +349,8 @@ def test_many_letters_are_chosen_on_purpose(home: House) -> None:
     assert home.viewer.post("/api/dead/drop", json={"all": True}).status_code == 403
 
 
-def test_letters_are_counted_listed_and_dealt_with_by_their_error(home: House) -> None:
-    """The group that a page shows, what a dry run names and what is touched are the same jobs."""
+def test_dead_letters_are_grouped_by_error(home: House) -> None:
+    """The group on the page, the dry run and the action refer to the same jobs."""
     full = [fail(home, 1, queue="kinds", tenant="acme", error=f"disk {number} is full")[0] for number in range(3)]
     late = fail(home, 2, queue="kinds", tenant="acme", error="the printer is late")
     [foreign] = fail(home, 1, queue="kinds", tenant="globex", error="disk 9 is full")
@@ -362,7 +362,7 @@ def test_letters_are_counted_listed_and_dealt_with_by_their_error(home: House) -
     assert (found["total"], found["groups"], found["is_exact"]) == (5, 2, True)
     assert found["items"][0]["example"] == "IOError: disk 2 is full"
     alert = next(item for item in home.acme.get("/api/alerts").json()["items"] if item["code"] == "dead_letters")
-    assert "disk … is full (3" in alert["message"]  # Both errors are named, each with its number.
+    assert "disk … is full (3" in alert["message"]  # Both errors are named, each with its count.
     assert "the printer is late (2" in alert["message"]
     which = {"type": "report", "queue": "kinds", "error": found["items"][0]["error"]}
     listed = home.acme.get("/api/dead", params={**which, "limit": 2}).json()
@@ -371,15 +371,17 @@ def test_letters_are_counted_listed_and_dealt_with_by_their_error(home: House) -
     dry = home.acme.post("/api/dead/drop", json={**which, "dry_run": True}).json()
     assert (dry["ids"], dry["dropped"], dry["more"]) == (full, [], False)
     assert home.acme.post("/api/dead/drop", json={**which, "limit": 2, "dry_run": True}).json()["more"]
-    assert home.acme.post(f"/api/dead/{full[0]}/drop").status_code == 200  # Somebody else was faster with one of them:
+    # Another operator was faster with one of them;
+    assert home.acme.post(f"/api/dead/{full[0]}/drop").status_code == 200
     raced = home.acme.post("/api/dead/drop", json={"ids": full}).json()
-    assert (raced["ids"], [one["id"] for one in raced["refused"]]) == (full[1:], full[:1])  # that keeps nothing back.
+    # the others are still handled.
+    assert (raced["ids"], [one["id"] for one in raced["refused"]]) == (full[1:], full[:1])
     assert home.acme.post("/api/dead/retry", json={"error": "IOErr", "dry_run": True}).json()["ids"] == []
     everything = home.acme.post("/api/dead/retry", json={"queue": "kinds", "error": "IOError"}).json()
     assert everything["ids"] == late
     assert home.acme.get("/api/failures", params={"queue": "kinds"}).json()["items"] == []
     hour = home.acme.get("/api/failures", params={"queue": "kinds", "finished_after": "2020-01-01T00:00:00Z"}).json()
-    assert [item["count"] for item in hour["items"]] == [3, 2]  # Dealt with, and failed all the same.
+    assert [item["count"] for item in hour["items"]] == [3, 2]  # Reviewed jobs still count as failed.
     assert "error" in error_of(home.acme.post("/api/dead/drop", json={"error": "x" * 2_000}), 422)
     assert [job["id"] for job in items_of(home.globex, "/api/dead", queue="kinds")] == [foreign]
 
@@ -387,7 +389,7 @@ def test_letters_are_counted_listed_and_dealt_with_by_their_error(home: House) -
 # --- the audit
 
 
-def test_the_audit_finds_what_is_missing_and_is_walked_in_pages(home: House) -> None:
+def test_audit_finds_missing_occurrences_and_is_paged(home: House) -> None:
     async def arrange(store: Store) -> None:
         for number in range(3):
             spec = ScheduleSpec.build(task="report", trigger=Every("1s"), tenant="acme", missed="all", overlap="allow")
@@ -438,7 +440,7 @@ def _lose_an_occurrence(home: House, schedule: str) -> None:
     home.write(statement)
 
 
-def test_the_audit_is_bounded(home: House) -> None:
+def test_audit_is_bounded(home: House) -> None:
     for params, field in (
         ({"since": "2020-01-01T00:00:00Z"}, "since"),
         ({"since": "2027-01-02T00:00:00Z", "until": "2027-01-01T00:00:00Z"}, "since"),

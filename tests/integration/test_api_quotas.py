@@ -1,4 +1,4 @@
-"""What one tenant may take of a real API, and that the others still get theirs."""
+"""Quotas of a tenant on a real API, and their independence of other tenants."""
 
 import contextlib
 import json
@@ -26,22 +26,22 @@ def _refusal(answer: httpx.Response) -> tuple[int, str, bool]:
     return answer.status_code, answer.json()["error"]["code"], "retry-after" in answer.headers
 
 
-def _told_at_once(client: httpx.Client, requests: int = 100) -> set[int]:
-    """Ask so often in one breath that the server need not wait for us; return how it answered."""
+def _statuses_of_burst(client: httpx.Client, requests: int = 100) -> set[int]:
+    """Send many pipelined requests at once; return the status codes of the responses."""
     asked = f"GET /api/me HTTP/1.1\r\nHost: localhost\r\nAuthorization: {client.headers['authorization']}\r\n"
     address = (client.base_url.host, client.base_url.port or 80)
-    told = b""
+    received = b""
     with socket.create_connection(address, timeout=DEADLINE_S) as connection:
         connection.sendall(f"{asked}\r\n".encode() * (requests - 1) + f"{asked}Connection: close\r\n\r\n".encode())
-        while data := connection.recv(1 << 20):  # Until the server closes, as it was asked to.
-            told += data
-    refusals = [part for part in told.split(b"HTTP/1.1 ") if part.startswith(b"429 ")]
+        while data := connection.recv(1 << 20):  # Until the server closes the connection, as requested.
+            received += data
+    refusals = [part for part in received.split(b"HTTP/1.1 ") if part.startswith(b"429 ")]
     assert all(b"retry-after: 1\r\n" in refusal and b'"quota"' in refusal for refusal in refusals)
-    return {int(status) for status in re.findall(rb"HTTP/1\.1 (\d+) ", told)}
+    return {int(status) for status in re.findall(rb"HTTP/1\.1 (\d+) ", received)}
 
 
-def _places_count(client: httpx.Client) -> None:
-    """Streams, long polls, conversations and their further subscriptions take the same two places."""
+def _check_stream_quota(client: httpx.Client) -> None:
+    """Streams, long polls, WebSockets and their further subscriptions share the same two slots."""
     url = str(client.base_url).replace("http", "ws", 1).rstrip("/") + "/api/ws"
     first, second, *_ = [job["id"] for job in client.get("/api/jobs").json()["items"]]
 
@@ -55,22 +55,25 @@ def _places_count(client: httpx.Client) -> None:
             refused.read()
             assert _refusal(refused) == (429, "quota", True)
         assert _refusal(polled()) == (429, "quota", True)
-        assert polled(since=0).status_code == 200  # This one does not have to wait.
+        assert polled(since=0).status_code == 200  # It returns at once.
+    # The server notices the end of a stream a little later.
+    wait_until(lambda: polled(wait="1ms").status_code == 200, "one of the two slots to be free")
     authorization = {"Authorization": client.headers["authorization"]}
-    with connect(url, additional_headers=authorization) as talk:  # It is one; its first subscription comes with it.
-        wishes: list[dict[str, Any]] = [{"job": first}, {"all": {}}, {"job": second}]
-        for wish in wishes:
-            talk.send(json.dumps({"subscribe": wish}))
-        told = {one["event"]: one["data"] for one in (json.loads(talk.recv(DEADLINE_S)) for _ in range(3))}
-        assert told.keys() == {"status", "ready", "error"}
-        assert (told["error"]["code"], told["error"]["subscription"]) == ("quota", second)
+    with connect(url, additional_headers=authorization) as websocket:  # One slot; its first subscription is included.
+        subscriptions: list[dict[str, Any]] = [{"job": first}, {"all": {}}, {"job": second}]
+        wait_until(lambda: polled(wait="1ms").status_code == 200, "the other slot to be free")
+        for subscription in subscriptions:
+            websocket.send(json.dumps({"subscribe": subscription}))
+        received = {one["event"]: one["data"] for one in (json.loads(websocket.recv(DEADLINE_S)) for _ in range(3))}
+        assert received.keys() == {"status", "ready", "error"}
+        assert (received["error"]["code"], received["error"]["subscription"]) == ("quota", second)
         assert _refusal(polled()) == (429, "quota", True)
-        talk.send(json.dumps({"unsubscribe": {"all": {}}}))
-        wait_until(lambda: polled(wait="1ms").status_code == 200, "its place to be free")
+        websocket.send(json.dumps({"unsubscribe": {"all": {}}}))
+        wait_until(lambda: polled(wait="1ms").status_code == 200, "its slot to be free")
 
 
-def _new_jobs_of_old_ones_count(root: httpx.Client, client: httpx.Client) -> None:
-    """A tenant with as many jobs as it may have gets no more by other doors."""
+def _check_job_quota_of_derived_jobs(root: httpx.Client, client: httpx.Client) -> None:
+    """Retry, trigger and backfill cannot exceed the quota of jobs."""
     done = client.get("/api/jobs", params={"status": "CANCELLED"}).json()["items"][0]["id"]
     for path, body in (
         (f"/api/jobs/{done}/retry", {}),
@@ -80,13 +83,13 @@ def _new_jobs_of_old_ones_count(root: httpx.Client, client: httpx.Client) -> Non
         assert _refusal(client.post(path, json=body)) == (429, "quota", True), path
     whose = {"tenant": "globex"}
     triggered = root.post("/api/schedules/first/trigger", params=whose, json={})
-    assert triggered.status_code == 201  # An operator of all tenants may.
+    assert triggered.status_code == 201  # An operator of all tenants can.
 
 
-def _many_retries_count(client: httpx.Client) -> None:
-    """What is retried is new jobs, which a tenant may have as many of as of any."""
+def _check_job_quota_of_bulk_retries(client: httpx.Client) -> None:
+    """Retried jobs are new jobs and count as such."""
     assert client.post("/api/jobs/cancel", json={"filter": {"status": "PENDING"}}).json()["done"] == 3
-    report = {"type": "report"}  # The jobs are counted every few seconds.
+    report = {"type": "report"}  # Jobs are counted every few seconds.
     wait_until(lambda: client.post("/api/jobs", json=report).status_code == 201, "room for a job", every_s=0.2)
     chosen = {"filter": {"status": "CANCELLED"}}
     assert client.post("/api/jobs/retry", json={**chosen, "dry_run": True}).json()["matched"] == 3
@@ -94,7 +97,7 @@ def _many_retries_count(client: httpx.Client) -> None:
     assert client.post("/api/jobs/retry", json={**chosen, "limit": 1}).json()["done"] == 1
 
 
-def test_a_tenant_gets_its_share_and_no_more(tmp_path: Path) -> None:
+def test_tenant_quotas(tmp_path: Path) -> None:
     environ = {"HEADWAY_TOKEN": SECRET, **{f"HEADWAY_{name}": value for name, value in BOUNDS.items()}}
     with (
         api_process(f"sqlite:///{tmp_path}/headway.db", env=environ) as api,
@@ -118,19 +121,19 @@ def test_a_tenant_gets_its_share_and_no_more(tmp_path: Path) -> None:
         assert _refusal(globex.put("/api/schedules", json={"schedules": named})) == (429, "quota", True)
         assert globex.get("/api/schedules/first").json()["trigger"]["expr"] == "0 7 * * *"  # None of them was written.
         assert globex.put("/api/schedules?dry_run=1", json={"schedules": named}).status_code == 200
-        _places_count(globex)
-        _many_retries_count(acme)
+        _check_stream_quota(globex)
+        _check_job_quota_of_bulk_retries(acme)
         assert globex.post("/api/jobs/cancel", json={"filter": {"status": "PENDING"}, "limit": 1}).json()["done"] == 1
         wait_until(
             lambda: globex.post("/api/jobs", json={"type": "report"}).status_code == 201, "room for a job", every_s=0.2
         )
-        _new_jobs_of_old_ones_count(root, globex)
-        wait_until(lambda: _told_at_once(acme) == {200, 429}, "requests that are too many for one second")
+        _check_job_quota_of_derived_jobs(root, globex)
+        wait_until(lambda: _statuses_of_burst(acme) == {200, 429}, "a burst to exceed the rate limit")
         assert root.get("/api/me").status_code == 200
 
 
-async def test_who_signs_in_asks_too(tmp_path: Path) -> None:
-    """The clock stands still, so that nothing comes back of what a tenant may ask for in a second."""
+async def test_sign_in_counts_as_a_request(tmp_path: Path) -> None:
+    """The clock is frozen, so that the rate limit does not refill."""
     settings = Settings(store=f"sqlite:///{tmp_path}/headway.db", token=SECRET, tenant_requests=3)
     api = new_api(Headway(settings=settings).store, settings, Clock(monotonic=lambda: 0.0))
     transport = httpx.ASGITransport(app=api)

@@ -1,4 +1,4 @@
-"""Schedules over HTTP, with a real server on both databases: define, guard, look at, steer; and what is refused."""
+"""Schedules over HTTP, with a real server on both databases: define, read, control, and invalid requests."""
 
 import json
 from typing import Any
@@ -32,7 +32,7 @@ def put(client: httpx.Client, name: str, body: dict[str, Any] | None = None, **o
 # --- define
 
 
-def test_a_schedule_is_created_changed_and_guarded_by_what_was_read(home: House) -> None:
+def test_schedule_is_created_and_changed_with_etags(home: House) -> None:
     made = put(home.acme, "guarded")
     assert (made.status_code, made.json()["outcome"], made.json()["tenant"]) == (201, "created", "acme")
     assert put(home.acme, "guarded").json()["outcome"] == "unchanged"
@@ -50,7 +50,7 @@ def test_a_schedule_is_created_changed_and_guarded_by_what_was_read(home: House)
     put(home.acme, "guarded", headers={"If-Match": "*"})
 
 
-def test_a_callback_url_is_kept_without_showing_its_secret(home: House, cli: Cli) -> None:
+def test_callback_url_is_stored_and_shown_without_its_secret(home: House, cli: Cli) -> None:
     hook, shown = "https://example.org/done?token=abc123&n=1", "https://example.org/done?token=***&n=1"
     body = {**DAILY, "callback_url": hook, "tenant": "default"}
 
@@ -59,7 +59,7 @@ def test_a_callback_url_is_kept_without_showing_its_secret(home: House, cli: Cli
 
     assert put(home.root, "called", body).json()["callback_url"] == shown
     read = home.root.get("/api/schedules/called").json()
-    again = put(home.root, "called", {**body, "callback_url": read["callback_url"]})  # As it was read.
+    again = put(home.root, "called", {**body, "callback_url": read["callback_url"]})  # As it was returned.
     assert (again.json()["outcome"], stored()) == ("unchanged", hook)
     assert "abc123" not in home.root.get("/api/trail", params={"target": "called"}).text
     refused = home.root.put("/api/schedules/called", json={**body, "callback_url": "ftp://example.org/"})
@@ -74,15 +74,15 @@ def test_a_callback_url_is_kept_without_showing_its_secret(home: House, cli: Cli
     assert stored() is None
 
 
-def test_an_instant_that_passes_is_nobodys_change(home: House) -> None:
+def test_decided_instant_does_not_change_the_etag(home: House) -> None:
     body = {"task": "report", "every": "1h", "start": "2020-01-01T00:00:00Z"}
     etag = put(home.acme, "ticking", body).headers["etag"]
-    home.acme.post("/api/schedules/ticking/pause")  # Moves the schedule on, as deciding does; not its definition.
+    home.acme.post("/api/schedules/ticking/pause")  # Advances the schedule, as a decision does, but not its definition.
     assert home.acme.get("/api/schedules/ticking", headers={"If-None-Match": etag}).status_code == 200
     assert put(home.acme, "ticking", {**body, "every": "2h"}, headers={"If-Match": etag}).json()["outcome"] == "changed"
 
 
-def test_conditions_say_whether_to_create_or_to_change(home: House) -> None:
+def test_preconditions_choose_between_create_and_change(home: House) -> None:
     url = "/api/schedules/conditional"
     assert error_of(home.acme.put(url, json=DAILY, headers={"If-Match": '"1"'}), 412)
     assert home.acme.put(url, json=DAILY, headers={"If-None-Match": "*"}).status_code == 201
@@ -94,22 +94,22 @@ def test_conditions_say_whether_to_create_or_to_change(home: House) -> None:
         "removed": True,
     }
     assert error_of(home.acme.delete(url), 404)
-    assert home.acme.put(url, json=DAILY, headers={"If-None-Match": "*"}).status_code == 201  # Once more, after all.
+    assert home.acme.put(url, json=DAILY, headers={"If-None-Match": "*"}).status_code == 201  # It can be created again.
 
 
-def assert_nobody_runs_it(warnings: list[str]) -> None:
-    """No worker of this module registers the task; one of another test may be alive, or have been."""
+def check_unknown_task_warning(warnings: list[str]) -> None:
+    """No worker of this module registers the task; a worker of another test may be or have been alive."""
     alive = {"no worker is alive", "no live worker knows the task 'report'"}
-    assert warnings, "nothing is said"
+    assert warnings, "no warning"
     assert {*warnings} <= alive | {"unknown task 'report': no worker registers it; see `headway workers list`"}
     assert alive & {*warnings}
 
 
-def test_a_dry_run_writes_nothing_and_says_what_would_come(home: House) -> None:
+def test_dry_run_writes_nothing_and_previews_the_change(home: House) -> None:
     url = "/api/schedules/planned?dry_run=1"
     plan = home.acme.put(url, json=DAILY).json()
     assert (plan["action"], plan["next"]["before"], len(plan["next"]["after"])) == ("create", [], 3)
-    assert_nobody_runs_it(plan["warnings"])
+    check_unknown_task_warning(plan["warnings"])
     assert home.acme.get("/api/schedules/planned").status_code == 404
     put(home.acme, "planned")
     assert home.acme.put(url, json=DAILY).json()["action"] == "nothing"
@@ -122,7 +122,7 @@ def test_a_dry_run_writes_nothing_and_says_what_would_come(home: House) -> None:
     assert "no instant" in error_of(home.acme.put(url, json={"task": "t", "at": "2020-01-01T00:00:00Z"}), 422)
 
 
-def test_the_plan_says_when_no_worker_knows_the_task(home: House) -> None:
+def test_plan_warns_of_tasks_unknown_to_workers(home: House) -> None:
     async def beat(store: Store) -> None:
         state = {"worker": {"tasks": ["known"], "queues": ["default"], "slots": 1}}
         await store.nodes.beat(Node(id="node_known", name="w", roles=("worker",), state=state))
@@ -133,12 +133,12 @@ def test_the_plan_says_when_no_worker_knows_the_task(home: House) -> None:
         assert home.acme.put(url, json={**DAILY, "task": "known"}).json()["warnings"] == []
         warnings = home.acme.put(url, json={**DAILY, "queue": "media"}).json()["warnings"]
         assert warnings == ["no live worker knows the task 'report'", "no live worker takes from the queue 'media'"]
-        assert put(home.acme, "unknown").status_code == 201  # A worker that comes later may know it.
+        assert put(home.acme, "unknown").status_code == 201  # A later worker may register it.
     finally:
         home.on_store(lambda store: store.nodes.leave("node_known"))
 
 
-def test_secrets_are_masked_and_survive_an_edit(home: House) -> None:
+def test_masked_secrets_survive_an_edit(home: House) -> None:
     args = {"user": "me", "password": "s3cret", "deep": [{"api_key": "k", "n": 1}]}
     shown = put(home.acme, "secretive", {**DAILY, "args": args}).json()["args"]
     assert shown == {"user": "me", "password": "***", "deep": [{"api_key": "***", "n": 1}]}
@@ -152,7 +152,7 @@ def test_secrets_are_masked_and_survive_an_edit(home: House) -> None:
     assert "s3cret" not in trail.text
 
 
-def test_a_schedule_of_an_app_is_changed_only_on_purpose(home: House) -> None:
+def test_schedule_of_an_app_is_changed_only_with_take_over(home: House) -> None:
     spec = ScheduleSpec.build(task="report", trigger=Every("1h"))
     home.on_store(lambda store: store.schedules.put("owned", spec, owner="shop"))
     assert "shop" in error_of(home.root.put("/api/schedules/owned", json=DAILY), 409)
@@ -175,7 +175,7 @@ def test_many_schedules_are_put_at_once(home: House) -> None:
     first = made.json()["items"][0]
     assert (first["name"], first["tenant"], first["outcome"], first["before"]) == ("many-0", "acme", "created", None)
     assert (first["trigger"]["expr"], first["previous_trigger"], len(first["after"])) == ("0 6 * * *", None, 3)
-    assert_nobody_runs_it(first["warnings"])
+    check_unknown_task_warning(first["warnings"])
     found = home.acme.get("/api/schedules?q=many-").json()["items"]
     assert {(item["owner"], item["args"]["password"]) for item in found} == {("file:many.toml", "***")}
     again = {"schedules": [{"name": item["name"], **DAILY, "args": item["args"]} for item in found[:2]]}
@@ -197,7 +197,7 @@ def test_many_schedules_are_put_all_or_none(home: House) -> None:
         ({"name": "none-taken", **DAILY}, "'acme/none-taken' belongs to shop; take_over=1", 409),
         ({"name": "none-cron", **DAILY, "cron": "61 * * * *"}, "'none-cron': ", 422),
         ({"name": "none-over", "task": "t", "at": "2020-01-01T00:00:00Z"}, "'none-over' has no instant", 422),
-        ({"name": "none-fine", **DAILY}, "'acme/none-fine' is there twice", 422),
+        ({"name": "none-fine", **DAILY}, "'acme/none-fine' is defined twice", 422),
         ({"name": "none-tenant", **DAILY, "tenant": "globex"}, "tenant", 403),
         ({"name": "none-tenant", **DAILY, "unknown": 1}, "unknown", 422),
         ({"name": "x" * 300, **DAILY}, "schedule name", 422),
@@ -243,26 +243,26 @@ BAD_BODIES = [
 
 
 @pytest.mark.parametrize(("body", "field"), BAD_BODIES, ids=lambda value: str(value)[:50])
-def test_what_cannot_be_is_refused_with_its_name(home: House, body: dict[str, Any], field: str) -> None:
+def test_invalid_definition_is_rejected_with_its_field(home: House, body: dict[str, Any], field: str) -> None:
     status = 403 if body.get("tenant") else 422
-    text = json.dumps(body).replace("Infinity", "1e400")  # Which Python writes as what no JSON has.
+    text = json.dumps(body).replace("Infinity", "1e400")  # Python writes a literal that JSON does not have.
     answer = home.acme.put("/api/schedules/bad", content=text, headers={"Content-Type": "application/json"})
     assert field in error_of(answer, status)
     assert home.acme.get("/api/schedules/bad").status_code == 404
 
 
-def test_absurd_names_and_parameters_are_refused(home: House) -> None:
+def test_invalid_names_and_parameters_are_rejected(home: House) -> None:
     assert "schedule name" in error_of(home.acme.put("/api/schedules/" + "x" * 300, json=DAILY), 422)
     assert home.acme.put("/api/schedules/a%00b", json=DAILY).status_code == 404
     assert home.acme.get("/api/schedules/" + "x" * 3000).status_code == 404
     assert "limit" in error_of(home.acme.get("/api/schedules?limit=100000"), 422)
     assert "sort" in error_of(home.acme.get("/api/schedules?sort=name"), 422)
-    put(home.acme, "reports/daily")  # A name may have a slash.
+    put(home.acme, "reports/daily")  # A name may contain a slash.
     assert home.acme.get("/api/schedules/reports/daily").json()["name"] == "reports/daily"
     assert home.acme.get("/api/schedules/reports/daily/preview").json()["name"] == "reports/daily"
 
 
-# --- look
+# --- read
 
 
 def test_lists_are_paged_by_name(home: House) -> None:
@@ -315,7 +315,7 @@ def test_occurrences_are_paged_newest_first(home: House) -> None:
     assert home.globex.get("/api/schedules/decided/occurrences").status_code == 404
 
 
-def test_previews_say_what_daylight_saving_does(home: House) -> None:
+def test_previews_explain_daylight_saving(home: House) -> None:
     body = {"cron": "30 2 * * *", "tz": "Europe/Berlin", "from": "2027-03-27T00:00:00", "n": 3}
     shown = home.viewer.post("/api/schedules/preview", json=body).json()
     assert [item["instant"] for item in shown["items"]] == [
@@ -333,7 +333,7 @@ def test_previews_say_what_daylight_saving_does(home: House) -> None:
     follows = home.viewer.post("/api/schedules/preview", json={"after": "10m"}).json()
     assert follows["items"] == []
     assert "when its jobs end" in follows["note"]
-    for edge in ("9999-12-31T22:30:00Z", "0001-01-01T00:00:00Z"):  # Not every zone can write these.
+    for edge in ("9999-12-31T22:30:00Z", "0001-01-01T00:00:00Z"):  # Not every time zone can represent these.
         shown = home.viewer.post("/api/schedules/preview", json={"cron": "0 * * * *", "tz": "Asia/Tokyo", "from": edge})
         assert shown.status_code == 200, shown.text
         west = home.viewer.get("/api/schedules/previewed/preview", params={"from": edge, "tz": "America/Lima"})
@@ -343,7 +343,7 @@ def test_previews_say_what_daylight_saving_does(home: House) -> None:
         assert field in error_of(home.viewer.post("/api/schedules/preview", json=wrong), 422)
 
 
-# --- steer
+# --- control
 
 
 def test_pause_and_resume(home: House) -> None:
@@ -353,7 +353,7 @@ def test_pause_and_resume(home: House) -> None:
     pause = shown["pause"]
     assert abs(parse_instant(pause["until"]) - parse_instant(pause["since"]) - 2 * HOUR) < HOUR // 60
     again = home.acme.post("/api/schedules/paused/pause", json={"until": "3h"})
-    assert "paused already" in error_of(again, 409)
+    assert "already paused" in error_of(again, 409)
     assert home.acme.post("/api/schedules/paused/pause").json()["pause"] == pause
     past = home.acme.post("/api/schedules/paused/pause", json={"until": "2020-01-01T00:00:00Z"})
     assert past.status_code == 409
@@ -365,7 +365,7 @@ def test_pause_and_resume(home: House) -> None:
     assert "reason" in error_of(home.acme.post("/api/schedules/paused/pause", json={"reason": "x" * 301}), 422)
 
 
-def test_a_job_by_hand_is_made_once_per_key(home: House) -> None:
+def test_trigger_is_idempotent_with_a_key(home: House) -> None:
     put(home.acme, "by-hand", {**DAILY, "overlap": "allow"})
     url = "/api/schedules/by-hand/trigger"
     first = home.acme.post(url, headers={"Idempotency-Key": "hand-1"})
@@ -381,7 +381,7 @@ def test_a_job_by_hand_is_made_once_per_key(home: House) -> None:
     assert "args" in error_of(home.acme.post(url, json={"args": 5}), 422)
 
 
-def test_backfill_counts_first_is_bounded_and_repeats_nothing(home: House) -> None:
+def test_backfill_is_counted_bounded_and_idempotent(home: House) -> None:
     put(home.acme, "filled", {"task": "report", "cron": "0 6 * * *", "overlap": "allow"})
     url, week = "/api/schedules/filled/backfill", {"from": "2026-01-01", "to": "2026-01-07T23:59:59"}
     dry = home.acme.post(url, json={**week, "dry_run": True}).json()
@@ -398,7 +398,7 @@ def test_backfill_counts_first_is_bounded_and_repeats_nothing(home: House) -> No
     assert error_of(home.acme.post(url, json={"from": "0001-01-01", "to": "2026-01-01"}), 422)
 
 
-def test_every_action_is_in_the_trail_of_its_tenant(home: House) -> None:
+def test_every_action_is_in_the_audit_log_of_its_tenant(home: House) -> None:
     put(home.acme, "trailed")
     put(home.everybody, "trailed?tenant=acme", {**DAILY, "cron": "0 8 * * *"})
     window = {"from": "2026-01-01", "to": "2026-01-02"}
@@ -424,7 +424,7 @@ def test_every_action_is_in_the_trail_of_its_tenant(home: House) -> None:
 # --- tenants
 
 
-def test_a_schedule_of_another_tenant_is_not_there(home: House) -> None:
+def test_schedule_of_another_tenant_is_not_found(home: House) -> None:
     put(home.acme, "hers")
     url = "/api/schedules/hers"
     window = {"from": "2026-01-01", "to": "2026-01-02"}
@@ -452,13 +452,13 @@ def test_a_schedule_of_another_tenant_is_not_there(home: House) -> None:
     shown = home.acme.get(url).json()
     assert (shown["revision"], shown["paused"], shown["tenant"]) == (1, False, "acme")
     home.acme.delete(url)
-    assert home.globex.get(f"{url}/occurrences").status_code == 404  # Its history is not for others.
+    assert home.globex.get(f"{url}/occurrences").status_code == 404  # Other tenants cannot read its history.
     assert home.globex.put(url, json=DAILY, headers={"If-None-Match": "*"}).status_code == 201
     assert home.acme.get(url).status_code == 404
     assert put(home.acme, "hers").status_code == 201
 
 
-def test_one_name_in_three_tenants(home: House) -> None:
+def test_same_name_in_three_tenants(home: House) -> None:
     url = "/api/schedules/shared"
     clients = {"acme": home.acme, "globex": home.globex, "default": home.everybody}
     crons = {"acme": "1 1 * * *", "globex": "2 2 * * *", "default": "3 3 * * *"}
@@ -473,7 +473,7 @@ def test_one_name_in_three_tenants(home: House) -> None:
     assert [item["tenant"] for item in listed] == ["acme", "default", "globex"]
     seen: list[str] = []
     cursor = None
-    while True:  # Pages of all tenants, and one of a tenant.
+    while True:  # Pages of all tenants, and of one tenant.
         params = {"q": "shared", "limit": "1", **({"cursor": cursor} if cursor else {})}
         page = home.everybody.get("/api/schedules", params=params).json()
         seen += [item["tenant"] for item in page["items"]]
@@ -517,10 +517,10 @@ def test_one_name_in_three_tenants(home: House) -> None:
         client.delete(url)
 
 
-def test_only_who_has_all_tenants_says_the_tenant(home: House) -> None:
+def test_only_callers_with_all_tenants_choose_the_tenant(home: House) -> None:
     assert put(home.everybody, "placed", {**DAILY, "tenant": "globex"}).json()["tenant"] == "globex"
     assert home.globex.get("/api/schedules/placed").status_code == 200
-    assert home.everybody.get("/api/schedules/placed").status_code == 404  # That would be the default tenant's.
+    assert home.everybody.get("/api/schedules/placed").status_code == 404  # It would belong to the default tenant.
     changed = put(home.everybody, "placed?tenant=globex", {**DAILY, "cron": "5 5 * * *"})
     assert (changed.status_code, changed.json()["tenant"], changed.json()["revision"]) == (200, "globex", 2)
     other = put(home.everybody, "placed", {**DAILY, "cron": "5 5 * * *"})
@@ -531,7 +531,7 @@ def test_only_who_has_all_tenants_says_the_tenant(home: House) -> None:
     assert put(home.acme, "own", {**DAILY, "tenant": "acme"}).json()["tenant"] == "acme"
 
 
-def test_viewers_look_and_do_not_touch(home: House) -> None:
+def test_viewers_cannot_change_schedules(home: House) -> None:
     put(home.acme, "watched")
     url = "/api/schedules/watched"
     assert home.viewer.get(url).status_code == 200

@@ -1,8 +1,7 @@
-"""The server keeps to its specification, whatever is sent to it and whoever sends it.
+"""The server conforms to its specification for generated requests of every caller.
 
-Requests are made up from /openapi.json, right ones and wrong ones: by an admin, by a viewer of one tenant, and by
-somebody without a credential. No answer may be a server error, and none may have a status, a type or a shape that is
-not in the specification.
+Requests are generated from /openapi.json, valid and invalid ones: by an admin, by a viewer of one tenant, and without a
+credential. No response may be a server error, or have a status, type or schema that is not in the specification.
 """
 
 import asyncio
@@ -48,10 +47,11 @@ CHECKS: list[CheckFunction] = [
     response_schema_conformance,
 ]
 TENANT = "42"
-FREE = {route.path for route in ROUTES if route.role is None}
-WAY_IN = "/api/session"  # Free too, but a token that is made up signs nobody in.
-PAGE = {*dashboard.FILES} - {"/"}  # There where it is built.
-FOR_NOBODY = {True: (200, 204, 404, 422, 503), False: (401, 429)}  # What is free for everybody, and all the rest.
+PUBLIC = {route.path for route in ROUTES if route.role is None}
+SIGN_IN = "/api/session"  # Public, too, but a generated token is never valid.
+PAGE = {*dashboard.FILES} - {"/"}  # Present only after a build of the dashboard.
+# Statuses of public routes and of all others.
+ANONYMOUS_STATUSES = {True: (200, 204, 404, 422, 503), False: (401, 429)}
 DOCUMENT = openapi.document(ROUTES)
 STREAMS = [route.path for route in ROUTES if route.is_stream]
 OPERATIONS = [
@@ -61,7 +61,7 @@ OPERATIONS = [
 
 @dataclass
 class Server:
-    """A server of its own, with something to look at, and a client without a token."""
+    """A server with its own data, and a client without a token."""
 
     url: str
     client: httpx.Client
@@ -78,18 +78,18 @@ class Server:
         self.specification.config.update(base_url=self.url)
 
     def headers(self, who: str) -> dict[str, str]:
-        """Return what somebody sends along."""
+        """Return the headers of a caller."""
         return {"Authorization": f"Bearer {self.tokens[who]}"} if who in self.tokens else {}
 
     def real(self, method: str, path: str) -> dict[str, str]:
-        """Return parts of a path that lead to something. A job that has ended keeps nobody waiting."""
+        """Return path parameters of existing objects. The job has ended, so no request waits for it."""
         if "/api/jobs/" in path or "/api/dead/" in path:
             return {"job_id": self.ended_job if method == "GET" else self.waiting_job}
         return {"name": "default" if "/queues/" in path else "every-hour"}
 
 
 async def fill(url: str) -> tuple[dict[str, str], str, str, tuple[str, str]]:
-    """Have tokens, jobs and a schedule."""
+    """Create tokens, jobs and a schedule."""
     async with Headway(url, name="shop") as app:
         for tenant in (TENANT, "default"):
             await app.put_schedule("every-hour", task="report", trigger=Every("1h"), tenant=tenant)
@@ -107,7 +107,7 @@ async def fill(url: str) -> tuple[dict[str, str], str, str, tuple[str, str]]:
 
 
 async def fail(app: Headway) -> str:
-    """Have a job fail for good."""
+    """Create a dead letter."""
     job, store = await app.enqueue("report", tenant=TENANT, queue="once"), await app.store()
     (claimed,) = await store.work.claim("once", node="node", lease=SECOND, limit=1)
     error = '{"type": "OSError", "message": "gone", "traceback": "…"}'
@@ -117,7 +117,7 @@ async def fail(app: Headway) -> str:
 
 @contextmanager
 def running(folder: Path) -> Iterator[Server]:
-    """Run a server on a store of its own; it must still be there at the end."""
+    """Run a server on its own store; it must still run at the end."""
     store = f"sqlite:///{folder}/headway.db"
     filled = asyncio.run(fill(store))
     with api_process(store) as api, api.client() as client:
@@ -133,19 +133,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server to which nobody sends what is made up."""
+    """A server that receives no generated requests."""
     with running(tmp_path_factory.mktemp("fresh")) as server:
         yield server
 
 
-def test_the_served_specification_is_the_whole_one(server: Server) -> None:
+def test_served_specification_is_complete(server: Server) -> None:
     assert server.specification.raw_schema == DOCUMENT
 
 
 def drive(server: Server, operation: APIOperation[Any, Any, Any, Any], who: str, examples: int) -> None:
-    """Send what can be made up for an operation, half of it wrong on purpose, half of it for things that exist."""
+    """Send generated requests of an operation, half of them invalid, half of them for existing objects."""
     number = 0
-    is_free = operation.path in FREE
+    is_public = operation.path in PUBLIC
     real = server.real(operation.method.upper(), operation.path)
 
     @seed(7)
@@ -163,14 +163,14 @@ def drive(server: Server, operation: APIOperation[Any, Any, Any, Any], who: str,
         if number % 2:
             for name in case.path_parameters.keys() & real.keys():
                 case.path_parameters[name] = real[name]
-        made_up = {name: value for name, value in case.headers.items() if name.lower() != "authorization"}
-        case.headers = CaseInsensitiveDict({**made_up, **server.headers(who)})
+        generated = {name: value for name, value in case.headers.items() if name.lower() != "authorization"}
+        case.headers = CaseInsensitiveDict({**generated, **server.headers(who)})
         answer = case.call_and_validate(checks=CHECKS, timeout=DEADLINE_S)
-        if operation.path == WAY_IN:
+        if operation.path == SIGN_IN:
             assert answer.status_code not in (200, 201)
             return
         is_known = who in server.tokens
-        assert answer.status_code not in (401, 429) if is_known else answer.status_code in FOR_NOBODY[is_free]
+        assert answer.status_code not in (401, 429) if is_known else answer.status_code in ANONYMOUS_STATUSES[is_public]
 
     send()
 
@@ -181,28 +181,30 @@ def operation_of(server: Server, method: str, path: str) -> APIOperation[Any, An
 
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-def test_an_admin_gets_documented_answers_only(server: Server, method: str, path: str) -> None:
+def test_admin_gets_documented_responses_only(server: Server, method: str, path: str) -> None:
     drive(server, operation_of(server, method, path), "admin", examples=16)
 
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-def test_a_viewer_of_one_tenant_gets_documented_answers_only(server: Server, method: str, path: str) -> None:
+def test_tenant_viewer_gets_documented_responses_only(server: Server, method: str, path: str) -> None:
     drive(server, operation_of(server, method, path), "viewer", examples=8)
 
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-def test_nobody_gets_anything(server: Server, method: str, path: str) -> None:
+def test_anonymous_caller_gets_no_data(server: Server, method: str, path: str) -> None:
     drive(server, operation_of(server, method, path), "nobody", examples=3)
     answer = server.client.request(method, re.sub(r"\{\w+\}", "x", path))
-    assert answer.status_code in (*FOR_NOBODY[path in FREE], *((415,) if path == WAY_IN else ())), answer.text
+    assert answer.status_code in (*ANONYMOUS_STATUSES[path in PUBLIC], *((415,) if path == SIGN_IN else ())), (
+        answer.text
+    )
 
 
 NOT_THERE = ("/api/workers/{id}/drain",)
-AT_LAST = ("/api/dead/retry", "/api/dead/drop")  # They leave no dead letter to the others.
+AT_LAST = ("/api/dead/retry", "/api/dead/drop")  # They leave no dead letter for the others.
 
 
-def test_every_example_of_a_request_is_answered_well(fresh: Server) -> None:
-    """What people copy from the specification works: reads first, then changes, and deletes last."""
+def test_every_request_example_works(fresh: Server) -> None:
+    """The examples of the specification work: reads first, then changes, deletes last."""
     order = ["GET", "PUT", "POST", "DELETE"]
     server = fresh
     with httpx.Client(base_url=server.url, headers=server.headers("admin"), timeout=DEADLINE_S) as client:
@@ -215,7 +217,7 @@ def test_every_example_of_a_request_is_answered_well(fresh: Server) -> None:
         for method, path in sorted(OPERATIONS, key=lambda one: (order.index(one[0]), one[1] in AT_LAST)):
             parts = {"id": next((it for part, it in ids.items() if part in path), "x"), **server.real(method, path)}
             query, body = example_of(server.specification.raw_schema["paths"][path][method.lower()])
-            if path == WAY_IN and method == "POST":
+            if path == SIGN_IN and method == "POST":
                 body = {"token": server.tokens["viewer"]}
             answer = client.request(method, path.format(**parts), params=query, json=body)
             is_good = answer.status_code == 404 if path in NOT_THERE else answer.status_code < 300 or path in PAGE
@@ -223,14 +225,14 @@ def test_every_example_of_a_request_is_answered_well(fresh: Server) -> None:
 
 
 def example_of(operation: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    """Return the parameters that must be there, and the body, as the specification has them."""
+    """Return the required parameters and the body of the example of an operation."""
     needed = (one for one in operation["parameters"] if one["in"] == "query" and one["required"])
     content = operation.get("requestBody", {"content": {"application/json": {}}})["content"]
     return {one["name"]: one["example"] for one in needed}, content["application/json"].get("example")
 
 
 def hook_of(client: httpx.Client) -> str:
-    """Make an endpoint, and a message for it; nothing is sent to where nobody listens."""
+    """Create a webhook and a message for it; nothing listens at its URL."""
     made = client.post("/api/webhooks", json={"url": "https://hooks.invalid/x"})
     assert made.status_code == 201, made.text
     hook = str(made.json()["id"])
@@ -244,7 +246,9 @@ def hook_of(client: httpx.Client) -> str:
     [("admin", {}, 200), ("viewer", {}, 200), ("viewer", {"nonsense": "1"}, 422), ("nobody", {}, 401)],
 )
 @pytest.mark.parametrize("path", STREAMS)
-def test_streams_are_documented(server: Server, path: str, who: str, query: dict[str, str], status: int) -> None:
+def test_streams_match_the_specification(
+    server: Server, path: str, who: str, query: dict[str, str], status: int
+) -> None:
     described = server.specification.raw_schema["paths"][path]["get"]["responses"][str(status)]
     address = path.format(job_id=server.waiting_job)
     with server.client.stream("GET", address, params=query, headers=server.headers(who)) as answer:
@@ -256,7 +260,7 @@ def test_streams_are_documented(server: Server, path: str, who: str, query: dict
             assert next(answer.iter_lines()).startswith("retry:")
 
 
-def test_who_accepts_a_stream_gets_one_also_from_the_job_itself(server: Server) -> None:
+def test_accept_header_selects_a_stream_of_the_job(server: Server) -> None:
     address, headers, http = f"/api/jobs/{server.ended_job}", server.headers("viewer"), server.client
     streamed = http.get(address, headers={**headers, "Accept": "text/event-stream"})
     assert streamed.headers["content-type"] == "text/event-stream"
@@ -264,7 +268,7 @@ def test_who_accepts_a_stream_gets_one_also_from_the_job_itself(server: Server) 
     assert http.get(address, headers={**headers, "Accept": "*/*"}).headers["content-type"] == "application/json"
 
 
-async def test_mounted_below_a_path_everything_is_below_it(tmp_path: Path) -> None:
+async def test_mounted_api_stays_under_its_path(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/headway.db"
     tokens, ended, *_ = await fill(store)
     async with Headway(store) as app:
@@ -282,10 +286,10 @@ async def test_mounted_below_a_path_everything_is_below_it(tmp_path: Path) -> No
         await api.close()
 
 
-# --- the page
+# --- /docs
 
 
-def test_the_page_needs_a_token_for_which_a_browser_asks(fresh: Server) -> None:
+def test_docs_page_asks_the_browser_for_a_token(fresh: Server) -> None:
     pages = {"/docs": "text/html", "/docs/docs.js": "text/javascript", "/docs/docs.css": "text/css"}
     viewer = fresh.tokens["viewer"]
     for path, kind in pages.items():

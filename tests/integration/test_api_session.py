@@ -1,4 +1,4 @@
-"""Signing in with a browser: the cookie, what it may, where it may come from, and how it ends, in every process."""
+"""Browser sessions: the cookie, its rights, CSRF protection, and its end in every process."""
 
 import contextlib
 import re
@@ -43,7 +43,7 @@ def api(store: str) -> Iterator[ApiProcess]:
 
 @pytest.fixture(scope="module")
 def other(store: str) -> Iterator[ApiProcess]:
-    """Another process on the same store, to which nobody sends a wrong token."""
+    """Another process on the same store, to which no test sends a wrong token."""
     with api_process(store, env={"HEADWAY_TOKEN": SECRET}) as server:
         yield server
 
@@ -57,7 +57,7 @@ def root(api: ApiProcess) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def browser(api: ApiProcess) -> Iterator[httpx.Client]:
-    """Like a browser: keeps cookies, and tells that its pages are ours."""
+    """A client like a browser: keeps cookies, and sends the headers of our own pages."""
     with api.client() as client:
         client.headers.update(OURS)
         yield client
@@ -71,7 +71,7 @@ def create(client: httpx.Client, name: str = "t", **options: str) -> dict[str, A
 
 
 def cookie_for(api: ApiProcess, answer: httpx.Response) -> dict[str, str]:
-    """Return the session that an answer began, as a browser would send it to this process."""
+    """Return the session cookie of a response, as a browser would send it to this process."""
     value = re.search(r"=([^;]+)", answer.headers["set-cookie"])
     assert value
     return {"Cookie": f"headway_session_{api.url.rpartition(':')[2]}={value[1]}"}
@@ -86,7 +86,7 @@ def sign_in(client: httpx.Client, token: str) -> httpx.Response:
 # The cookie
 
 
-def test_a_cookie_stands_for_the_token_and_is_not_it(
+def test_cookie_stands_for_the_token_without_containing_it(
     api: ApiProcess, root: httpx.Client, browser: httpx.Client, folder: Path
 ) -> None:
     made = create(root, "ada", role="operator", tenant="acme")
@@ -97,7 +97,7 @@ def test_a_cookie_stands_for_the_token_and_is_not_it(
     assert {name: answer.json()[name] for name in me} == me
     name, value, rest = re.fullmatch(r"([^=]+)=([^;]+)(; .*)", answer.headers["set-cookie"]).groups()  # type: ignore[union-attr]
     port = api.url.rpartition(":")[2]
-    assert name == f"headway_session_{port}"  # Two servers of one machine do not sign each other's people out.
+    assert name == f"headway_session_{port}"  # Two servers on one host do not overwrite each other's cookies.
     assert rest == "; Path=/; Max-Age=604800; HttpOnly; SameSite=Strict"
     assert re.fullmatch(r"[A-Za-z0-9_-]{43}", value)
     assert made["token"] not in answer.text + answer.headers["set-cookie"]
@@ -107,7 +107,7 @@ def test_a_cookie_stands_for_the_token_and_is_not_it(
     assert value.encode() not in kept
     assert hash_secret(value).encode() in kept
     assert value not in "".join(api.log)
-    with api.client(value) as thief:  # Only as a cookie.
+    with api.client(value) as thief:  # It is valid only as a cookie.
         assert thief.get("/api/me").status_code == 401
     with api.client() as other:
         for cookie in (
@@ -122,9 +122,7 @@ def test_a_cookie_stands_for_the_token_and_is_not_it(
 
 
 @pytest.mark.parametrize("headers", [{"Origin": "https://ops.example", "Host": "ops.example"}])
-def test_where_tls_ends_in_front_of_us_the_cookie_is_secure(
-    api: ApiProcess, root: httpx.Client, headers: dict[str, str]
-) -> None:
+def test_cookie_is_secure_behind_a_tls_proxy(api: ApiProcess, root: httpx.Client, headers: dict[str, str]) -> None:
     token = create(root, "tls")["token"]
     with api.client() as client:
         answer = client.post("/api/session", json={"token": token}, headers=headers)
@@ -135,7 +133,7 @@ def test_where_tls_ends_in_front_of_us_the_cookie_is_secure(
         assert client.get("/api/me", headers=sent).json()["name"] == "tls"
 
 
-async def test_below_a_path_the_cookie_is_for_that_path(tmp_path: Path) -> None:
+async def test_cookie_of_a_mounted_api_is_limited_to_its_path(tmp_path: Path) -> None:
     app = Headway(f"sqlite:///{tmp_path}/headway.db", settings=Settings(token=SECRET))
     api = app.api()
     transport = httpx.ASGITransport(app=Starlette(routes=[Mount("/ops/headway", api)]))
@@ -155,8 +153,8 @@ async def test_below_a_path_the_cookie_is_for_that_path(tmp_path: Path) -> None:
     await api.close()
 
 
-def test_it_works_in_every_process_and_after_a_restart(api: ApiProcess, other: ApiProcess, root: httpx.Client) -> None:
-    """A process that has been started again knows as much of a session as one that has never heard of it."""
+def test_session_works_in_every_process(api: ApiProcess, other: ApiProcess, root: httpx.Client) -> None:
+    """A restarted process knows as much about a session as one that has never seen it."""
     token = create(root, "wanderer")["token"]
     with api.client() as client:
         begun = sign_in(client, token)
@@ -164,13 +162,13 @@ def test_it_works_in_every_process_and_after_a_restart(api: ApiProcess, other: A
         assert client.get("/api/me", headers=cookie_for(other, begun)).json()["name"] == "wanderer"
 
 
-# What it may
+# Rights
 
 
 @pytest.mark.parametrize(
     ("role", "codes"), [("viewer", (200, 403, 403)), ("operator", (200, 201, 403)), ("admin", (200, 201, 200))]
 )
-def test_a_session_may_what_its_token_may(
+def test_session_has_the_role_of_its_token(
     root: httpx.Client, browser: httpx.Client, role: str, codes: tuple[int, ...]
 ) -> None:
     sign_in(browser, create(root, role, role=role)["token"])
@@ -182,7 +180,7 @@ def test_a_session_may_what_its_token_may(
     assert tuple(answer.status_code for answer in answers) == codes
 
 
-def test_a_session_sees_its_tenant_only(root: httpx.Client, browser: httpx.Client) -> None:
+def test_session_sees_its_tenant_only(root: httpx.Client, browser: httpx.Client) -> None:
     jobs = {
         tenant: root.post("/api/jobs", json={"type": "x", "queue": "nobody", "tenant": tenant}).json()["id"]
         for tenant in ("acme", "globex")
@@ -197,7 +195,7 @@ def test_a_session_sees_its_tenant_only(root: httpx.Client, browser: httpx.Clien
     assert {line["tenant"] for line in trail} == {"acme"}
 
 
-def test_a_token_that_is_sent_counts_more_than_the_cookie(root: httpx.Client, browser: httpx.Client) -> None:
+def test_bearer_token_takes_precedence_over_the_cookie(root: httpx.Client, browser: httpx.Client) -> None:
     sign_in(browser, create(root, "cookie")["token"])
     other = create(root, "header", role="operator")["token"]
     assert browser.get("/api/me").json()["name"] == "cookie"
@@ -206,15 +204,15 @@ def test_a_token_that_is_sent_counts_more_than_the_cookie(root: httpx.Client, br
     elsewhere = {**bearer, "Sec-Fetch-Site": "none"}
     assert browser.post("/api/jobs", json={"type": "x", "queue": "nobody"}, headers=elsewhere).status_code == 201
     assert browser.get("/api/me", headers={"Authorization": "Bearer hw_wrong"}).status_code == 401
-    # The password that /docs has asked for comes along, and does not matter.
+    # The browser also sends the password that it asked for on /docs, which is ignored.
     assert browser.get("/api/me", headers={"Authorization": "Basic eDp5"}).json()["name"] == "cookie"
     assert browser.get("/docs").status_code == 200
 
 
-def test_the_token_of_the_environment_signs_in_too(store: str, api: ApiProcess, other: ApiProcess) -> None:
+def test_environment_token_can_sign_in(store: str, api: ApiProcess, other: ApiProcess) -> None:
     with other.client() as client:
         client.headers.update(OURS)
-        begun = sign_in(client, f" {SECRET}\n")  # As people paste it.
+        begun = sign_in(client, f" {SECRET}\n")  # With whitespace, as after copy and paste.
         assert begun.json()["token_id"] == "environment"
         assert client.get("/api/me").json()["role"] == "admin"
     with api.client() as client:
@@ -227,14 +225,14 @@ def test_the_token_of_the_environment_signs_in_too(store: str, api: ApiProcess, 
         )
 
 
-def test_a_cookie_from_elsewhere_does_not_close_an_open_door(tmp_path: Path) -> None:
+def test_foreign_cookie_does_not_end_anonymous_access(tmp_path: Path) -> None:
     with api_process(f"sqlite:///{tmp_path}/headway.db") as api, api.client() as client:
         name = f"headway_session_{api.url.rpartition(':')[2]}"
         me = client.get("/api/me", headers={"Cookie": f"{name}=of-a-server-that-was-here-before"})
         assert me.json()["name"] == "anonymous"
 
 
-# Where it may come from
+# CSRF
 
 FOREIGN = [
     {"Sec-Fetch-Site": "cross-site"},
@@ -251,7 +249,7 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)
-def test_pages_of_others_change_nothing(api: ApiProcess, root: httpx.Client, headers: dict[str, str]) -> None:
+def test_other_sites_cannot_change_anything(api: ApiProcess, root: httpx.Client, headers: dict[str, str]) -> None:
     headers = {name: value.replace("{own}", api.url) for name, value in headers.items()}
     with api.client() as client:
         sign_in(client, create(root, "prey", role="admin")["token"])
@@ -264,12 +262,12 @@ def test_pages_of_others_change_nothing(api: ApiProcess, root: httpx.Client, hea
         ):
             answer = client.request(method, path, json=body, headers=headers)
             assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden"), (method, path)
-        assert client.get("/api/me").status_code == 200  # Nor was anybody signed out.
+        assert client.get("/api/me").status_code == 200  # The session is still valid, too.
     assert root.get("/api/jobs", params={"type": "forged"}).json()["items"] == []
 
 
 @pytest.mark.parametrize("headers", [OURS, {"Origin": "{own}"}, {**OURS, "Origin": "https://proxy.example"}], ids=str)
-def test_pages_of_ours_may(api: ApiProcess, root: httpx.Client, headers: dict[str, str]) -> None:
+def test_own_pages_can_change_things(api: ApiProcess, root: httpx.Client, headers: dict[str, str]) -> None:
     headers = {name: value.replace("{own}", api.url) for name, value in headers.items()}
     with api.client() as client:
         sign_in(client, create(root, "ours", role="operator")["token"])
@@ -278,7 +276,7 @@ def test_pages_of_ours_may(api: ApiProcess, root: httpx.Client, headers: dict[st
         assert client.delete("/api/session", headers=headers).status_code == 204
 
 
-def test_pages_of_others_sign_nobody_in(browser: httpx.Client, root: httpx.Client) -> None:
+def test_other_sites_cannot_sign_in(browser: httpx.Client, root: httpx.Client) -> None:
     token = create(root, "mallory")["token"]
     for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "none", "Origin": "http://evil.example"}):
         refused = browser.post("/api/session", json={"token": token}, headers=headers)
@@ -288,7 +286,7 @@ def test_pages_of_others_sign_nobody_in(browser: httpx.Client, root: httpx.Clien
     assert (plain.status_code, "set-cookie" in plain.headers) == (415, False)
 
 
-def test_a_conversation_with_a_cookie_needs_a_page_of_ours(api: ApiProcess, root: httpx.Client) -> None:
+def test_websocket_with_a_cookie_needs_our_origin(api: ApiProcess, root: httpx.Client) -> None:
     with api.client() as client:
         sign_in(client, create(root, "talker")["token"])
         cookie = {"Cookie": str(client.build_request("GET", "/").headers["cookie"])}
@@ -303,11 +301,11 @@ def test_a_conversation_with_a_cookie_needs_a_page_of_ours(api: ApiProcess, root
         assert socket.ping().wait(DEADLINE_S)
 
 
-# How it ends
+# The end of a session
 
 
 class Follower:
-    """Reads the stream of a session in a thread until it ends."""
+    """Read the stream of a session in a thread until it ends."""
 
     def __init__(self, api: ApiProcess, cookies: httpx.Cookies) -> None:
         self._began, self.ended = threading.Event(), threading.Event()
@@ -325,7 +323,7 @@ class Follower:
         self.ended.set()
 
 
-def test_who_signs_out_is_out_everywhere(api: ApiProcess, root: httpx.Client, browser: httpx.Client) -> None:
+def test_sign_out_ends_the_session_everywhere(api: ApiProcess, root: httpx.Client, browser: httpx.Client) -> None:
     token = create(root, "leaver")["token"]
     sign_in(browser, token)
     kept = httpx.Cookies(browser.cookies)
@@ -334,14 +332,14 @@ def test_who_signs_out_is_out_everywhere(api: ApiProcess, root: httpx.Client, br
     assert (answer.status_code, answer.content) == (204, b"")
     assert "Max-Age=0" in answer.headers["set-cookie"]
     assert not browser.cookies
-    with api.client(cookies=kept) as thief:  # Who has kept the cookie has nothing.
+    with api.client(cookies=kept) as thief:  # A copied cookie is worthless.
         assert thief.get("/api/me").status_code == 401
     assert follower.ended.wait(DEADLINE_S), "the stream is still open"
     assert browser.delete("/api/session").status_code == 204
     assert browser.get("/api/me", headers={"Authorization": f"Bearer {token}"}).status_code == 200
 
 
-def test_a_revoked_token_takes_its_sessions_along(api: ApiProcess, root: httpx.Client, browser: httpx.Client) -> None:
+def test_revoked_token_ends_its_sessions(api: ApiProcess, root: httpx.Client, browser: httpx.Client) -> None:
     gone, stays = create(root, "gone"), create(root, "stays")
     sign_in(browser, gone["token"])
     follower = Follower(api, httpx.Cookies(browser.cookies))
@@ -354,19 +352,17 @@ def test_a_revoked_token_takes_its_sessions_along(api: ApiProcess, root: httpx.C
         assert other.get("/api/me").json()["name"] == "stays"
 
 
-def test_an_expired_token_too(root: httpx.Client, browser: httpx.Client, folder: Path) -> None:
+def test_expired_token_ends_its_sessions(root: httpx.Client, browser: httpx.Client, folder: Path) -> None:
     token = create(root, "brief", expires_in="1h")
     sign_in(browser, token["token"])
     assert browser.get("/api/me").status_code == 200
-    with sqlite3.connect(folder / "headway.db", timeout=DEADLINE_S) as connection:  # As if the hour were over.
+    with sqlite3.connect(folder / "headway.db", timeout=DEADLINE_S) as connection:  # As if an hour had passed.
         connection.execute("update headway_tokens set expires_at = created_at where id = ?", [token["id"]])
     connection.close()
     wait_until(lambda: browser.get("/api/me").status_code == 401, "the end of the session")
 
 
-def test_who_signs_in_again_leaves_no_session_behind(
-    root: httpx.Client, browser: httpx.Client, api: ApiProcess
-) -> None:
+def test_second_sign_in_replaces_the_session(root: httpx.Client, browser: httpx.Client, api: ApiProcess) -> None:
     sign_in(browser, create(root, "first")["token"])
     former = httpx.Cookies(browser.cookies)
     sign_in(browser, create(root, "second")["token"])
@@ -375,7 +371,7 @@ def test_who_signs_in_again_leaves_no_session_behind(
         assert client.get("/api/me").status_code == 401
 
 
-# What is refused
+# Invalid requests
 
 
 @pytest.mark.parametrize(
@@ -394,24 +390,24 @@ def test_who_signs_in_again_leaves_no_session_behind(
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_what_is_no_token_signs_nobody_in(body: object, code: int, api: ApiProcess) -> None:
+def test_invalid_credentials_do_not_sign_in(body: object, code: int, api: ApiProcess) -> None:
     with api.client() as client:
         answer = client.post("/api/session", json=body)
     assert answer.status_code in ((code, 429) if code == 401 else (code,))
     assert "set-cookie" not in answer.headers
 
 
-def test_guessing_is_refused_and_told_without_the_value(tmp_path: Path) -> None:
+def test_guessing_is_rate_limited_and_logged_without_the_value(tmp_path: Path) -> None:
     with api_process(f"sqlite:///{tmp_path}/headway.db", env={"HEADWAY_TOKEN": SECRET}) as api, api.client() as client:
         codes = [client.post("/api/session", json={"token": f"do-not-tell-{n}"}).status_code for n in range(12)]
         assert codes == [401] * 10 + [429] * 2
-        assert client.post("/api/session", json={"token": SECRET}).status_code == 201  # The right one is let in.
-        wait_until(lambda: "limited=true" in "".join(api.log).lower(), "the log to tell")
+        assert client.post("/api/session", json={"token": SECRET}).status_code == 201  # The right token still works.
+        wait_until(lambda: "limited=true" in "".join(api.log).lower(), "the log line")
         assert "do-not-tell" not in "".join(api.log)
 
 
-def test_an_old_cookie_is_no_guess(other: ApiProcess) -> None:
-    """A page that is left open asks on with a session that is over; nobody must have to wait for that to sign in."""
+def test_expired_cookie_does_not_count_as_a_guess(other: ApiProcess) -> None:
+    """An open page keeps sending requests with an expired session; this must not block the next sign-in."""
     with other.client() as client:
         name = f"headway_session_{other.url.rpartition(':')[2]}"
         for number in range(30):

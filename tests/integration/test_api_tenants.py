@@ -1,10 +1,10 @@
-"""The wall between tenants, probed on every route and on both databases.
+"""Tenant isolation, probed on every route and on both databases.
 
-Everything of the tenant `zebra` has that word in it: names, arguments, errors, log lines, tags, keys. An admin of the
-tenant `otter`, who may do everything that a tenant may, asks every route for it. Three things must hold: the word never
-comes back, except where it was said in the question; what is foreign is answered like what does not exist; and
-afterwards everything of zebra is as it was. Wherever a list is probed, the same question by an admin of all tenants
-does find the word, so that the probe can fail. A route without a probe fails a test here.
+Everything of the tenant `zebra` contains that word: names, arguments, errors, log lines, tags, keys. An admin of the
+tenant `otter`, who has all rights within a tenant, requests it on every route. Three things must hold: the word never
+comes back, except where it was in the request; foreign objects look like missing ones; and afterwards everything of
+zebra is unchanged. Wherever a list is probed, the same request by an admin of all tenants does find the word, which
+shows that the probe can fail. A route without a probe fails a test here.
 """
 
 import json
@@ -36,12 +36,12 @@ from tests.support.waiting import DEADLINE_S, wait_until
 WORD = "zebra"
 ERROR = json.dumps({"type": "ZebraError", "message": "zebra failed", "traceback": "zebra.py"})
 HOOK = "https://zebra.invalid/hook"
-POLL_S = 60  # The longest wait that the API grants: whoever waited would be noticed, and no machine is that slow.
+POLL_S = 60  # The longest wait that the API grants, so waiting would be noticed; no machine is that slow.
 
 
 @dataclass
-class Wall:
-    """A house with two tenants, and the ids of what is behind the wall."""
+class Isolation:
+    """A server with two tenants, and the ids of the objects of zebra."""
 
     home: House
     ids: dict[str, str]
@@ -49,7 +49,7 @@ class Wall:
     zebra: httpx.Client
 
     def filled(self, value: Any) -> Any:
-        """Put ids where {…} names them."""
+        """Replace <…> by ids."""
         if isinstance(value, str):
             return re.sub(r"<(\w+)>", lambda match: self.ids[match[1]], value)
         if isinstance(value, dict):
@@ -57,9 +57,9 @@ class Wall:
         return [self.filled(inner) for inner in value] if isinstance(value, list) else value
 
     def ask(self, client: httpx.Client, probe: "Probe", *, absent: bool = False) -> tuple[httpx.Response, str]:
-        """Ask; return the answer, and its text without what the question itself said."""
+        """Send a probe; return the response, and its text without the words of the request."""
         said = {**self.ids, **ABSENT} if absent else self.ids
-        asked = Wall(self.home, said, self.otter, self.zebra)
+        asked = Isolation(self.home, said, self.otter, self.zebra)
         options: dict[str, Any] = {} if probe.body is None else {"json": asked.filled(probe.body)}
         path = asked.filled(probe.at or probe.path)
         answer = client.request(probe.method, path, headers=probe.headers, **options)
@@ -72,11 +72,11 @@ class Wall:
 
 @dataclass(frozen=True)
 class Probe:
-    """One question over the wall."""
+    """One request for objects of another tenant."""
 
     method: str
-    path: str  # As the table of routes has it.
-    at: str = ""  # What is asked for instead of it; <job> stands for the id of a foreign job.
+    path: str  # As in the table of routes.
+    at: str = ""  # The actual path, if it differs; <job> stands for the id of a foreign job.
     body: Any = None
     headers: dict[str, str] = field(default_factory=dict)
 
@@ -101,7 +101,7 @@ JOB, SCHEDULE = "/api/jobs/{job_id}", "/api/schedules/{name:path}"
 WEBHOOK, DELIVERY = "/api/webhooks/{id}", "/api/deliveries/{id}"
 RULE = {"task": "report", "cron": "0 6 * * *"}
 
-# What is foreign is answered like what does not exist.
+# Foreign objects look like missing ones.
 HIDDEN = [
     Probe("GET", JOB, "/api/jobs/<job>"),
     Probe("GET", JOB, "/api/jobs/<dead>"),
@@ -164,7 +164,7 @@ HIDDEN = [
     Probe("DELETE", "/api/tokens/{id}", "/api/tokens/<token>"),
 ]
 
-# A list has one's own only, whatever it is asked for.
+# Lists contain objects of the own tenant only, whatever the filter.
 LISTS = [
     Probe("GET", "/api/jobs", "/api/jobs?limit=200"),
     Probe("GET", "/api/jobs", "/api/jobs?type=zebra-type"),
@@ -202,7 +202,7 @@ LISTS = [
     Probe("GET", "/api/trail", "/api/trail?actor=zebra-admin"),
 ]
 
-# What names another tenant, or concerns all of them, is refused, whoever that tenant is.
+# Requests that name another tenant, or concern all tenants, are refused, whether or not that tenant exists.
 REFUSED = [
     Probe("GET", SCHEDULE, "/api/schedules/<schedule>?tenant=zebra"),
     Probe("GET", "/api/jobs", "/api/jobs?schedule=<schedule>&tenant=zebra"),
@@ -241,7 +241,7 @@ REFUSED = [
     Probe("POST", "/api/queues/{name:path}/resume", "/api/queues/zebra-paused/resume"),
 ]
 
-# What does not depend on anybody's things; nothing of anybody's is in it either.
+# Responses that do not depend on the data of any tenant, and contain none.
 NEUTRAL = [
     Probe("GET", "/api/me"),
     Probe("GET", "/api/stats/series"),
@@ -254,7 +254,7 @@ NEUTRAL = [
     Probe("GET", "/docs/docs.css"),
 ]
 
-# Routes whose probes are tests of their own, below.
+# Routes that have their own tests below.
 BY_HAND = {("GET", "/api/stream")}
 
 
@@ -262,16 +262,16 @@ def text_of(probe: Probe) -> str:
     return str(probe)
 
 
-# Build both tenants
+# Data of both tenants
 
 
 async def fill(store: Store) -> dict[str, str]:
-    """Give both tenants something of every kind."""
+    """Create objects of every kind for both tenants."""
     await store.webhooks.add(tenant="otter", url="https://otter.invalid/hook", author="otter-admin")
     webhook = await store.webhooks.add(tenant=WORD, url=HOOK, note="zebra-note", author="zebra-admin")
     await store.webhooks.ensure_callbacks(WORD)
     ids = {"webhook": webhook.id, "callbacks": f"callbacks:{WORD}", "schedule": "zebra-schedule", "type": "zebra-type"}
-    for tenant in ("otter", WORD):  # Zebra's are newer, so that who may see all finds them first.
+    for tenant in ("otter", WORD):  # Zebra's objects are newer, so that an admin of all tenants finds them first.
         common: dict[str, Any] = {"task": f"{tenant}-type", "queue": f"{tenant}-queue", "tenant": tenant}
         common |= {"args": json.dumps({"who": tenant}), "tags": (f"{tenant}-tag",)}
         dead = await enqueue(store, **common, max_attempts=1)
@@ -306,7 +306,7 @@ async def fill(store: Store) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-def wall(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wall]:
+def isolation(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Isolation]:
     if request.param == "sqlite":
         url = f"sqlite:///{tmp_path_factory.mktemp('tenants')}/headway.db"
     else:
@@ -325,36 +325,36 @@ def wall(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             clients[tenant] = stack.enter_context(home.api.client(made["token"]))
             ids["token" if tenant == WORD else "own_token"] = made["id"]
         ids["delivery"] = clients[WORD].get("/api/deliveries").json()["items"][0]["id"]
-        yield Wall(home, ids, clients["otter"], clients[WORD])
+        yield Isolation(home, ids, clients["otter"], clients[WORD])
 
 
-def belongings(wall: Wall) -> dict[str, Any]:
-    """Read everything of zebra, except what changes by itself while time passes."""
+def belongings(isolation: Isolation) -> dict[str, Any]:
+    """Read everything of zebra, except what changes as time passes."""
     found: dict[str, Any] = {}
     for path in ("/api/jobs?limit=200", "/api/schedules", "/api/webhooks", "/api/tokens", "/api/dead"):
-        found[path] = wall.zebra.get(path).json()["items"]
+        found[path] = isolation.zebra.get(path).json()["items"]
     for item in found["/api/jobs?limit=200"] + found["/api/dead"]:
         item.pop("why")
         item.pop("eta_seconds")
-    found["trail"] = wall.zebra.get("/api/trail?limit=200").json()["items"]
-    found["deliveries"] = [item["id"] for item in wall.zebra.get("/api/deliveries?limit=200").json()["items"]]
+    found["trail"] = isolation.zebra.get("/api/trail?limit=200").json()["items"]
+    found["deliveries"] = [item["id"] for item in isolation.zebra.get("/api/deliveries?limit=200").json()["items"]]
     found["queues"] = [
         {**item, "oldest_age_seconds": 0}
-        for item in wall.home.root.get("/api/queues").json()["items"]
+        for item in isolation.home.root.get("/api/queues").json()["items"]
         if WORD in item["name"]
     ]
     return found
 
 
 @pytest.fixture(scope="module")
-def before(wall: Wall) -> dict[str, Any]:
-    return belongings(wall)
+def before(isolation: Isolation) -> dict[str, Any]:
+    return belongings(isolation)
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_changed_behind_the_wall(wall: Wall, before: dict[str, Any]) -> Iterator[None]:
+def zebra_is_unchanged(isolation: Isolation, before: dict[str, Any]) -> Iterator[None]:
     yield
-    assert belongings(wall) == before
+    assert belongings(isolation) == before
 
 
 # The probes
@@ -363,22 +363,22 @@ def nothing_is_changed_behind_the_wall(wall: Wall, before: dict[str, Any]) -> It
 def test_every_route_has_a_probe() -> None:
     probed = {(probe.method, probe.path) for probe in (*HIDDEN, *LISTS, *REFUSED, *NEUTRAL)} | BY_HAND
     known = {(route.method, route.path) for route in ROUTES if route.role is not None}
-    assert known - probed == set(), "write a probe for these"
-    assert probed - known == set(), "these are gone"
+    assert known - probed == set(), "routes without a probe"
+    assert probed - known == set(), "probes of removed routes"
     assert len(HIDDEN) + len(LISTS) + len(REFUSED) >= 60
 
 
-def test_there_is_something_behind_the_wall(wall: Wall, before: dict[str, Any]) -> None:
+def test_zebra_has_data_to_find(isolation: Isolation, before: dict[str, Any]) -> None:
     for name, items in before.items():
         assert items, name
         assert name == "deliveries" or WORD in json.dumps(items)
 
 
 @pytest.mark.parametrize("probe", HIDDEN, ids=text_of)
-def test_what_is_foreign_is_answered_like_what_is_not_there(wall: Wall, probe: Probe) -> None:
+def test_foreign_objects_look_like_missing_ones(isolation: Isolation, probe: Probe) -> None:
     begin = time.monotonic()
-    answer, text = wall.ask(wall.otter, probe)
-    absent, absent_text = wall.ask(wall.otter, probe, absent=True)
+    answer, text = isolation.ask(isolation.otter, probe)
+    absent, absent_text = isolation.ask(isolation.otter, probe, absent=True)
     assert answer.status_code == (412 if "If-Match" in probe.headers else 404), answer.text
     assert (absent.status_code, absent_text) == (answer.status_code, text)
     assert WORD not in text.lower()
@@ -386,49 +386,50 @@ def test_what_is_foreign_is_answered_like_what_is_not_there(wall: Wall, probe: P
     assert {name: value for name, value in answer.headers.items() if name not in ignored} == {
         name: value for name, value in absent.headers.items() if name not in ignored
     }
-    assert time.monotonic() - begin < POLL_S  # Nobody waits for what is not there.
+    assert time.monotonic() - begin < POLL_S  # Requests for missing objects do not wait.
 
 
 @pytest.mark.parametrize("probe", LISTS, ids=text_of)
-def test_lists_have_ones_own_only(wall: Wall, probe: Probe) -> None:
-    answer, text = wall.ask(wall.otter, probe)
+def test_lists_contain_the_own_tenant_only(isolation: Isolation, probe: Probe) -> None:
+    answer, text = isolation.ask(isolation.otter, probe)
     assert answer.status_code == 200, answer.text
     assert WORD not in text.lower()
-    everybody, everything = wall.ask(wall.home.root, probe)
+    everybody, everything = isolation.ask(isolation.home.root, probe)
     assert everybody.status_code == 200
-    assert WORD in everything.lower() or wall.ids["shared"] in everything, "the probe could not fail"
+    assert WORD in everything.lower() or isolation.ids["shared"] in everything, "the probe could not fail"
 
 
 @pytest.mark.parametrize("probe", REFUSED, ids=text_of)
-def test_what_names_others_or_concerns_all_is_refused(wall: Wall, probe: Probe) -> None:
-    answer, text = wall.ask(wall.otter, probe)
+def test_requests_for_other_or_all_tenants_are_refused(isolation: Isolation, probe: Probe) -> None:
+    answer, text = isolation.ask(isolation.otter, probe)
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden"), answer.text
     assert WORD not in text.lower()
 
 
 @pytest.mark.parametrize("probe", NEUTRAL, ids=text_of)
-def test_what_is_for_everybody_tells_nothing_of_anybody(wall: Wall, probe: Probe) -> None:
-    answer, text = wall.ask(wall.otter, probe)
+def test_neutral_routes_contain_no_data_of_tenants(isolation: Isolation, probe: Probe) -> None:
+    answer, text = isolation.ask(isolation.otter, probe)
     assert answer.status_code == 200, answer.text
     assert WORD not in text.lower()
 
 
-# What a table cannot ask
+# Beyond the tables
 
 
-def test_figures_are_over_ones_own_jobs(wall: Wall) -> None:
-    mine, all_of_it = wall.otter.get("/api/stats").json(), wall.home.root.get("/api/stats").json()
+def test_stats_cover_the_own_tenant_only(isolation: Isolation) -> None:
+    mine, all_of_it = isolation.otter.get("/api/stats").json(), isolation.home.root.get("/api/stats").json()
     for status, number in mine["jobs"].items():
         assert number <= all_of_it["jobs"][status]
-    own = [job["status"] for job in wall.otter.get("/api/jobs?limit=200").json()["items"]]
+    own = [job["status"] for job in isolation.otter.get("/api/jobs?limit=200").json()["items"]]
     assert mine["jobs"]["RUNNING"] == own.count("RUNNING") < all_of_it["jobs"]["RUNNING"]
     assert mine["jobs"]["PENDING"] == own.count("PENDING") < all_of_it["jobs"]["PENDING"]
-    dead, schedules = (len(wall.otter.get(f"/api/{name}").json()["items"]) for name in ("dead", "schedules"))
+    dead, schedules = (len(isolation.otter.get(f"/api/{name}").json()["items"]) for name in ("dead", "schedules"))
     assert mine["dead"]["total"] == dead < all_of_it["dead"]["total"]
     assert mine["schedules"]["total"] == schedules < all_of_it["schedules"]["total"]
     for name in ("nodes", "workers", "leader", "store"):
         assert not mine.get(name)
-    assert schedules <= wall.otter.get("/api/audit").json()["schedules"] <= schedules + 1  # Also one that was removed.
+    # Including removed ones.
+    assert schedules <= isolation.otter.get("/api/audit").json()["schedules"] <= schedules + 1
 
 
 def _ended(client: httpx.Client) -> int:
@@ -436,45 +437,47 @@ def _ended(client: httpx.Client) -> int:
     return sum(job["status"] in ("COMPLETED", "FAILED") for job in jobs)
 
 
-def test_charts_and_counts_are_over_ones_own_jobs(wall: Wall) -> None:
+def test_charts_and_counts_cover_the_own_tenant_only(isolation: Isolation) -> None:
     ended = {}
-    for who, client in (("otter", wall.otter), ("zebra", wall.zebra), ("all", wall.home.root)):
+    for who, client in (("otter", isolation.otter), ("zebra", isolation.zebra), ("all", isolation.home.root)):
         points = client.get("/api/stats/series").json()["points"]
         ended[who] = sum(point["completed"] + point["failed"] for point in points)
-    ended_in_lists = {who: _ended(client) for who, client in (("otter", wall.otter), ("zebra", wall.zebra))}
+    ended_in_lists = {who: _ended(client) for who, client in (("otter", isolation.otter), ("zebra", isolation.zebra))}
     assert min(ended_in_lists.values()) >= 2
     assert ended == {**ended_in_lists, "all": sum(ended_in_lists.values())}
     for query in ("task=zebra-type", "queue=zebra-queue"):
-        points = wall.otter.get(f"/api/stats/series?{query}").json()["points"]
+        points = isolation.otter.get(f"/api/stats/series?{query}").json()["points"]
         assert not any(point["completed"] or point["failed"] for point in points)
-    own = len(wall.otter.get("/api/jobs?limit=200").json()["items"])
-    assert wall.otter.get("/api/jobs/count").json() == {"count": own, "is_exact": True}
-    assert wall.home.root.get("/api/jobs/count").json()["count"] > own
+    own = len(isolation.otter.get("/api/jobs?limit=200").json()["items"])
+    assert isolation.otter.get("/api/jobs/count").json() == {"count": own, "is_exact": True}
+    assert isolation.home.root.get("/api/jobs/count").json()["count"] > own
     for query in ("type=zebra-type", "q=zebra", "key=zebra-key", "schedule=zebra-schedule"):
-        assert wall.otter.get(f"/api/jobs/count?{query}").json()["count"] == 0
+        assert isolation.otter.get(f"/api/jobs/count?{query}").json()["count"] == 0
 
 
 @pytest.mark.parametrize("verb", ["retry", "cancel"])
-def test_many_jobs_are_ones_own(wall: Wall, verb: str) -> None:
-    """Nothing is done to others, by a filter or by an id; `nothing_is_changed_behind_the_wall` looks afterwards."""
+def test_bulk_actions_cover_the_own_tenant_only(isolation: Isolation, verb: str) -> None:
+    """Neither a filter nor an id reaches foreign jobs; the fixture `zebra_is_unchanged` checks it afterwards."""
     for chosen in ({"type": "zebra-type"}, {"q": "zebra"}, {"queue": "zebra-queue"}, {"tag": "zebra-tag"}):
         for dry_run in (True, False):
-            answer = wall.otter.post(f"/api/jobs/{verb}", json={"filter": chosen, "dry_run": dry_run})
+            answer = isolation.otter.post(f"/api/jobs/{verb}", json={"filter": chosen, "dry_run": dry_run})
             assert answer.json() == {"matched": 0, "is_exact": True, "done": 0, "refused": [], "more": False}
     for name in ("job", "running", "dead", "done"):
         foreign, absent = (
-            wall.otter.post(f"/api/jobs/{verb}", json={"ids": [job_id]}).json()
-            for job_id in (wall.ids[name], ABSENT["job"])
+            isolation.otter.post(f"/api/jobs/{verb}", json={"ids": [job_id]}).json()
+            for job_id in (isolation.ids[name], ABSENT["job"])
         )
-        assert foreign["refused"] == [{"id": wall.ids[name], "reason": "no job has this id"}]
+        assert foreign["refused"] == [{"id": isolation.ids[name], "reason": "no job has this id"}]
         assert {**foreign, "refused": absent["refused"]} == absent
-        found = wall.home.root.post(f"/api/jobs/{verb}", json={"ids": [wall.ids[name]], "dry_run": True}).json()
-        assert found["matched"] == ((name in ("dead", "done")) == (verb == "retry"))  # So the probe could fail.
+        found = isolation.home.root.post(
+            f"/api/jobs/{verb}", json={"ids": [isolation.ids[name]], "dry_run": True}
+        ).json()
+        assert found["matched"] == ((name in ("dead", "done")) == (verb == "retry"))  # Shows that the probe can fail.
 
 
-def test_pages_do_not_lead_behind_the_wall(wall: Wall) -> None:
+def test_cursors_do_not_reveal_foreign_objects(isolation: Isolation) -> None:
     for path, cursor in (
-        ("/api/jobs", wall.ids["job"]),
+        ("/api/jobs", isolation.ids["job"]),
         ("/api/jobs", "~"),
         ("/api/schedules", "zebra"),
         ("/api/schedules", "otter-schedule"),
@@ -486,82 +489,86 @@ def test_pages_do_not_lead_behind_the_wall(wall: Wall) -> None:
         ("/api/trail", "999999"),
         ("/api/audit", "otter-schedule"),
     ):
-        answer = wall.otter.get(path, params={"cursor": cursor, "limit": 200})
+        answer = isolation.otter.get(path, params={"cursor": cursor, "limit": 200})
         assert answer.status_code in (200, 422), answer.text
         assert WORD not in answer.text.lower()
 
 
-def test_a_key_of_another_tenant_is_not_taken(wall: Wall) -> None:
+def test_key_of_another_tenant_is_free(isolation: Isolation) -> None:
     body = {"type": "otter-type", "key": "zebra-key", "queue": "otter-keys"}
-    made = wall.otter.post("/api/jobs", json=body)
+    made = isolation.otter.post("/api/jobs", json=body)
     assert (made.status_code, made.json()["tenant"]) == (201, "otter")
-    assert made.json()["id"] != wall.ids["job"]
-    bulk = wall.otter.post("/api/jobs/bulk", json={"jobs": [{**body, "key": "shared-key", "type": "other-type"}]})
-    assert bulk.status_code in (404, 409)  # One's own has this key; of the other tenant's nothing is said.
+    assert made.json()["id"] != isolation.ids["job"]
+    bulk = isolation.otter.post("/api/jobs/bulk", json={"jobs": [{**body, "key": "shared-key", "type": "other-type"}]})
+    # The own job has this key; the response does not mention the one of the other tenant.
+    assert bulk.status_code in (404, 409)
     assert WORD not in bulk.text
-    wall.home.write("delete from headway_jobs where queue = 'otter-keys'")  # Its key has the word that others look for.
+    # Its key contains the word that other tests look for.
+    isolation.home.write("delete from headway_jobs where queue = 'otter-keys'")
 
 
-def test_a_bulk_with_one_foreign_job_makes_none(wall: Wall) -> None:
+def test_bulk_with_one_foreign_job_creates_none(isolation: Isolation) -> None:
     jobs = [{"type": "otter-type", "tags": ["bulk-probe"]} for _ in range(5)]
-    answer = wall.otter.post("/api/jobs/bulk", json={"jobs": [*jobs, {**jobs[0], "tenant": WORD}]})
+    answer = isolation.otter.post("/api/jobs/bulk", json={"jobs": [*jobs, {**jobs[0], "tenant": WORD}]})
     assert answer.status_code == 403
     assert "jobs[5]" in answer.json()["error"]["message"]
-    assert wall.home.root.get("/api/jobs", params={"tag": "bulk-probe"}).json()["items"] == []
+    assert isolation.home.root.get("/api/jobs", params={"tag": "bulk-probe"}).json()["items"] == []
 
 
-def test_the_tenant_comes_from_the_token_whatever_else_is_said(wall: Wall) -> None:
+def test_tenant_comes_from_the_token_only(isolation: Isolation) -> None:
     headers = {"X-Tenant": WORD, "Tenant": WORD, "X-Headway-Tenant": WORD, "Cookie": f"tenant={WORD}"}
-    made = wall.otter.post("/api/jobs", json={"type": "otter-type", "queue": "otter-headers"}, headers=headers)
+    made = isolation.otter.post("/api/jobs", json={"type": "otter-type", "queue": "otter-headers"}, headers=headers)
     assert (made.status_code, made.json()["tenant"]) == (201, "otter")
-    found = wall.otter.get("/api/jobs?limit=200", headers=headers).json()["items"]
+    found = isolation.otter.get("/api/jobs?limit=200", headers=headers).json()["items"]
     assert {job["tenant"] for job in found} == {"otter"}
-    named = wall.otter.put("/api/schedules/otter-own", json={**RULE, "tenant": "otter"}, headers=headers)
+    named = isolation.otter.put("/api/schedules/otter-own", json={**RULE, "tenant": "otter"}, headers=headers)
     assert named.json()["tenant"] == "otter"
-    assert wall.otter.delete("/api/schedules/otter-own").status_code in (200, 204)
+    assert isolation.otter.delete("/api/schedules/otter-own").status_code in (200, 204)
 
 
-def test_nothing_can_belong_to_all_tenants(wall: Wall) -> None:
+def test_nothing_can_belong_to_all_tenants(isolation: Isolation) -> None:
     for path, body in (
         ("/api/jobs", {"type": "shared", "tenant": "*"}),
         ("/api/jobs/bulk", {"jobs": [{"type": "shared", "tenant": "*"}]}),
     ):
-        assert wall.home.root.post(path, json=body).status_code == 422, path
-    assert wall.home.root.put("/api/schedules/star", json={**RULE, "tenant": "*"}).status_code == 422
+        assert isolation.home.root.post(path, json=body).status_code == 422, path
+    assert isolation.home.root.put("/api/schedules/star", json={**RULE, "tenant": "*"}).status_code == 422
 
 
-def test_the_name_of_a_foreign_schedule_is_as_free_as_any(wall: Wall) -> None:
-    """Nobody learns from an answer to PUT what another tenant has. A tenant of its own leaves its traces elsewhere."""
-    made = wall.home.root.post("/api/tokens", json={"name": "lynx-admin", "role": "admin", "tenant": "lynx"}).json()
-    with wall.home.api.client(made["token"]) as lynx:
+def test_name_of_a_foreign_schedule_is_free(isolation: Isolation) -> None:
+    """The response to PUT reveals nothing about other tenants. A third tenant keeps other tests unaffected."""
+    made = isolation.home.root.post(
+        "/api/tokens", json={"name": "lynx-admin", "role": "admin", "tenant": "lynx"}
+    ).json()
+    with isolation.home.api.client(made["token"]) as lynx:
         for query in ("?dry_run=1", "", "?take_over=1"):
             answers = [lynx.put(f"/api/schedules/{name}{query}", json=RULE) for name in ("zebra-schedule", "absent")]
             texts = [re.sub(r'"(?:20\d\d-[^"]*|zebra-schedule|absent)"', "", answer.text) for answer in answers]
             assert (answers[0].status_code, texts[0]) == (answers[1].status_code, texts[1])
             assert answers[0].status_code == (201 if not query else 200)
         assert lynx.get("/api/jobs?schedule=zebra-schedule").json()["items"] == []
-        assert wall.zebra.get("/api/schedules/zebra-schedule").json()["revision"] == 1
-        assert wall.home.root.get("/api/jobs?schedule=zebra-schedule&tenant=zebra").json()["items"]
+        assert isolation.zebra.get("/api/schedules/zebra-schedule").json()["revision"] == 1
+        assert isolation.home.root.get("/api/jobs?schedule=zebra-schedule&tenant=zebra").json()["items"]
         for name in ("zebra-schedule", "absent"):
             assert lynx.delete(f"/api/schedules/{name}").status_code == 200
-    assert wall.home.root.delete(f"/api/tokens/{made['id']}").status_code in (200, 204)
+    assert isolation.home.root.delete(f"/api/tokens/{made['id']}").status_code in (200, 204)
 
 
-def test_groups_of_dead_letters_are_ones_own(wall: Wall) -> None:
-    answer = wall.otter.post("/api/dead/retry", json={"all": True, "dry_run": True})
+def test_groups_of_dead_letters_cover_the_own_tenant_only(isolation: Isolation) -> None:
+    answer = isolation.otter.post("/api/dead/retry", json={"all": True, "dry_run": True})
     assert answer.json()["count"] == 1
-    assert wall.home.root.post("/api/dead/retry", json={"all": True, "dry_run": True}).json()["count"] == 2
+    assert isolation.home.root.post("/api/dead/retry", json={"all": True, "dry_run": True}).json()["count"] == 2
     for body in ({"type": "zebra-type"}, {"queue": "zebra-queue"}, {"schedule": "zebra-schedule"}):
         for path in ("/api/dead/retry", "/api/dead/drop"):
-            answer = wall.otter.post(path, json=body)
+            answer = isolation.otter.post(path, json=body)
             assert (answer.status_code, answer.json()["count"]) == (200, 0)
-    own = [job["id"] for job in wall.otter.get("/api/dead").json()["items"]]
-    assert own == [wall.ids["own_dead"]]  # Not retried together with foreign ones either.
+    own = [job["id"] for job in isolation.otter.get("/api/dead").json()["items"]]
+    assert own == [isolation.ids["own_dead"]]  # Not retried together with foreign ones either.
 
 
-def test_why_tells_nothing_of_others(wall: Wall) -> None:
+def test_why_reveals_nothing_about_other_tenants(isolation: Isolation) -> None:
     for name in ("own_job", "own_running", "own_dead"):
-        answer = wall.otter.get(f"/api/jobs/{wall.ids[name]}/why")
+        answer = isolation.otter.get(f"/api/jobs/{isolation.ids[name]}/why")
         assert answer.status_code == 200
         assert WORD not in answer.text.lower()
 
@@ -570,7 +577,7 @@ def test_why_tells_nothing_of_others(wall: Wall) -> None:
 
 
 class Listener:
-    """Collects what a stream says."""
+    """Collect the text of a stream."""
 
     def __init__(self, client: httpx.Client, path: str) -> None:
         self.text, self._client, self._path = "", client, path
@@ -588,8 +595,8 @@ class Listener:
         wait_until(lambda: word in self.text, f"{word} in the stream")
 
 
-def cause_changes(wall: Wall) -> tuple[str, str]:
-    """Have something happen in both tenants; return the ids of the jobs, that of otter comes last."""
+def change_both_tenants(isolation: Isolation) -> tuple[str, str]:
+    """Run a job in each tenant; return their ids. Otter's job is the last one."""
 
     async def act(store: Store) -> tuple[str, str]:
         made = []
@@ -600,48 +607,48 @@ def cause_changes(wall: Wall) -> tuple[str, str]:
             made.append(job_id)
         return made[0], made[1]
 
-    return wall.home.on_store(act)
+    return isolation.home.on_store(act)
 
 
 @pytest.fixture
-def changing(before: dict[str, Any], wall: Wall) -> Iterator[None]:
-    """For tests that themselves make something for zebra."""
+def changing(before: dict[str, Any], isolation: Isolation) -> Iterator[None]:
+    """For tests that change data of zebra themselves."""
     yield
     before.clear()
-    before.update(belongings(wall))
+    before.update(belongings(isolation))
 
 
 @pytest.mark.usefixtures("changing")
-def test_a_stream_of_everything_is_of_ones_own(wall: Wall) -> None:
+def test_stream_of_all_jobs_covers_the_own_tenant_only(isolation: Isolation) -> None:
     streams = {}
     for query in ("", "?tenant=zebra", "?queue=zebra-streamed", "?type=zebra-type", "?cursor=0"):
-        streams[query] = Listener(wall.otter, f"/api/stream{query}")
-    everything = Listener(wall.home.root, "/api/stream")
-    foreign, own = cause_changes(wall)
-    everything.wait_for(foreign)  # So it could have been heard.
+        streams[query] = Listener(isolation.otter, f"/api/stream{query}")
+    everything = Listener(isolation.home.root, "/api/stream")
+    foreign, own = change_both_tenants(isolation)
+    everything.wait_for(foreign)  # Shows that it could have been received.
     everything.wait_for(own)
     streams[""].wait_for(own)
-    time.sleep(0.5)  # The streams with a filter may tell nothing at all, so there is nothing to wait for.
+    time.sleep(0.5)  # A filtered stream may send nothing at all, so there is nothing to wait for.
     for query, stream in streams.items():
         assert foreign not in stream.text, query
         assert WORD not in stream.text.lower(), query
 
 
 @pytest.mark.usefixtures("changing")
-def test_a_conversation_is_about_ones_own(wall: Wall) -> None:
-    url = wall.home.api.url.replace("http", "ws") + "/api/ws"
-    heard: list[str] = []
-    with connect(url, additional_headers={"Authorization": wall.otter.headers["authorization"]}) as socket:
+def test_websocket_covers_the_own_tenant_only(isolation: Isolation) -> None:
+    url = isolation.home.api.url.replace("http", "ws") + "/api/ws"
+    received: list[str] = []
+    with connect(url, additional_headers={"Authorization": isolation.otter.headers["authorization"]}) as socket:
         errors = []
-        for job_id in (wall.ids["running"], ABSENT["job"]):
+        for job_id in (isolation.ids["running"], ABSENT["job"]):
             socket.send(json.dumps({"subscribe": {"job": job_id}}))
             errors.append(str(socket.recv(timeout=DEADLINE_S)).replace(job_id, "<said>"))
         assert errors[0] == errors[1]
         assert "error" in errors[0]
         socket.send(json.dumps({"subscribe": {"all": {}}}))
         assert json.loads(socket.recv(timeout=DEADLINE_S))["event"] == "ready"
-        foreign, own = cause_changes(wall)
-        while not any(own in message for message in heard):  # The foreign one came before it.
-            heard.append(str(socket.recv(timeout=DEADLINE_S)))
-    assert foreign not in "".join(heard)
-    assert WORD not in "".join(heard).lower()
+        foreign, own = change_both_tenants(isolation)
+        while not any(own in message for message in received):  # The foreign job ended before it.
+            received.append(str(socket.recv(timeout=DEADLINE_S)))
+    assert foreign not in "".join(received)
+    assert WORD not in "".join(received).lower()

@@ -1,4 +1,4 @@
-"""What a tenant is told about its waiting jobs: nothing from which it could infer anything of others."""
+"""Explanations of waiting jobs reveal nothing about other tenants."""
 
 import re
 from collections.abc import AsyncIterator
@@ -38,7 +38,7 @@ async def opened(folder: Path) -> AsyncIterator[tuple[Store, httpx.AsyncClient]]
         await api.close()
 
 
-async def test_a_tenant_learns_nothing_of_others_from_its_waiting_job(tmp_path: Path) -> None:
+async def test_explanation_reveals_nothing_about_other_tenants(tmp_path: Path) -> None:
     async with opened(tmp_path) as (store, client):
         root = {"Authorization": f"Bearer {SECRET}"}
         made = await client.post("/api/tokens", json={"name": "a", "tenant": "acme", "role": "operator"}, headers=root)
@@ -48,8 +48,8 @@ async def test_a_tenant_learns_nothing_of_others_from_its_waiting_job(tmp_path: 
             job = NewJob(id=Clock().new_id("job"), task=task, tenant=tenant)
             return (await store.queue.enqueue([job]))[0].id
 
-        async def told(headers: dict[str, str]) -> list[Any]:
-            """Read everything that says why, and how the queue is."""
+        async def explanations(headers: dict[str, str]) -> list[Any]:
+            """Read everything that explains the status, and the state of the queue."""
             answers = [await client.get(path, headers=headers) for path in paths]
             assert [answer.status_code for answer in answers] == [200] * len(paths)
             return [answer.json() for answer in answers]
@@ -60,26 +60,26 @@ async def test_a_tenant_learns_nothing_of_others_from_its_waiting_job(tmp_path: 
         await store.nodes.beat(WORKER)
 
         def without_time(found: list[Any]) -> str:
-            """Write what was told of the jobs without what passes with the time."""
+            """Return the explanations of the jobs without relative times."""
             return re.sub(r"ready for [^,]+|'ready_seconds': [^,]+", "", str(found[:3]))
 
-        alone = await told(acme)
+        alone = await explanations(acme)
         assert alone[1]["evidence"]["ahead"] == 1
         for _ in range(7):
             await enqueue("globex", "globex.merger")
         high = NewJob(id=Clock().new_id("job"), task="globex.merger", tenant="globex", priority=100)
         await store.queue.enqueue([high])
-        together = await told(acme)
-        assert together[1]["evidence"]["ahead"] == 1  # Its own.
+        together = await explanations(acme)
+        assert together[1]["evidence"]["ahead"] == 1  # Its own job.
         assert without_time(together) == without_time(alone)
-        assert (await told(root))[1]["evidence"]["ahead"] > 1
+        assert (await explanations(root))[1]["evidence"]["ahead"] > 1
         assert "globex" not in str(together)
 
         await store.queue.pause("default", author="ada", reason="globex has not paid")
-        paused = await told(acme)
+        paused = await explanations(acme)
         assert "has been paused" in paused[0]["why"]
         [queue] = [queue for queue in paused[3]["items"] if queue["name"] == "default"]
         assert queue["paused"]
         for secret in ("ada", "globex", "has not paid"):
             assert secret not in str(paused).replace("metadata", ""), secret
-        assert "globex has not paid" in (await told(root))[0]["why"]
+        assert "globex has not paid" in (await explanations(root))[0]["why"]

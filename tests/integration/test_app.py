@@ -1,4 +1,4 @@
-"""The app as a program uses it: tasks, jobs, schedules, and jobs inside the caller's own transaction (S6)."""
+"""The app as a program uses it: tasks, jobs, schedules, and jobs in the caller's own transaction (S6)."""
 
 import asyncio
 import sqlite3
@@ -72,7 +72,7 @@ def ids(app: Headway) -> set[str]:
 
 
 class TestTasks:
-    async def test_a_task_is_still_a_function(self, app: Headway) -> None:
+    async def test_task_is_still_a_function(self, app: Headway) -> None:
         @app.task
         def double(n: int) -> int:
             return 2 * n
@@ -93,7 +93,7 @@ class TestTasks:
         assert (job.run_at - job.created_at).total_seconds() == 1800
         await app.close()
 
-    async def test_bad_calls_name_what_is_wrong(self, app: Headway) -> None:
+    async def test_bad_calls_name_the_problem(self, app: Headway) -> None:
         @app.task
         def hello(n: int = 1) -> None: ...
 
@@ -122,7 +122,7 @@ class TestTasks:
         assert await app.jobs() == []
         await app.close()
 
-    async def test_keys_give_the_same_job(self, app: Headway) -> None:
+    async def test_key_returns_the_same_job(self, app: Headway) -> None:
         @app.task
         def hello(n: int) -> None: ...
 
@@ -133,7 +133,7 @@ class TestTasks:
             await hello.options(key="k").enqueue(2)
         await app.close()
 
-    async def test_cancel_and_look_up(self, app: Headway) -> None:
+    async def test_cancel_and_get(self, app: Headway) -> None:
         @app.task
         def hello() -> None: ...
 
@@ -146,7 +146,7 @@ class TestTasks:
             await app.job("job_nothing")
         await app.close()
 
-    def test_blocking_twins_work_in_threads_and_beside_a_running_loop(self, app: Headway) -> None:
+    def test_sync_calls_work_in_threads_and_beside_a_running_loop(self, app: Headway) -> None:
         @app.task
         def hello(n: int) -> None: ...
 
@@ -163,7 +163,7 @@ class TestTasks:
             thread.join(DEADLINE_S)
         assert sorted(job.args["n"] for job in app.jobs_sync()) == list(range(10))
 
-    def test_blocking_twins_say_the_same_as_the_awaited_ones(self, app: Headway) -> None:
+    def test_sync_calls_return_the_same_as_async_ones(self, app: Headway) -> None:
         job = app.enqueue_sync("work", {"n": 1}, delay="1h")
         assert (app.job_sync(job.id).status, job.refresh_sync().status) == (Status.SCHEDULED, Status.SCHEDULED)
         app.put_schedule_sync("s", task="work", trigger=Every("1h"))
@@ -175,7 +175,7 @@ class TestTasks:
             app.cancel_sync(job.id)
 
     @pytest.mark.parametrize("database", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-    def test_blocking_twins_work_after_a_fork(self, database: str, request: pytest.FixtureRequest) -> None:
+    def test_sync_calls_work_after_a_fork(self, database: str, request: pytest.FixtureRequest) -> None:
         app = request.getfixturevalue("app" if database == "sqlite" else "postgres_app")
         program = subprocess.run(
             [sys.executable, "-c", FORKING, app.settings.store],
@@ -187,7 +187,7 @@ class TestTasks:
         assert program.returncode == 0, program.stderr
         assert sorted(job.args["process"] for job in app.jobs_sync()) == ["child", "parent", "parent"]
 
-    def test_many_at_once_are_all_or_nothing(self, app: Headway) -> None:
+    def test_bulk_enqueue_is_all_or_nothing(self, app: Headway) -> None:
         @app.task
         def hello(n: int) -> None: ...
 
@@ -203,7 +203,7 @@ class TestTasks:
 
 
 class TestSchedules:
-    async def test_sync_follows_the_code_and_leaves_others_alone(self, tmp_path: Path) -> None:
+    async def test_sync_follows_the_code_and_keeps_schedules_of_others(self, tmp_path: Path) -> None:
         url = f"sqlite:///{tmp_path}/headway.db"
         billing, media = Headway(url, name="billing"), Headway(url, name="media")
         billing.schedule("invoices", "invoice", Cron("0 6 * * *", tz="Europe/Berlin"))
@@ -216,7 +216,7 @@ class TestSchedules:
 
         changed = Headway(url, name="billing")
         changed.schedule("invoices", "invoice", Cron("0 7 * * *", tz="Europe/Berlin"))
-        changed.schedule("invoices", "invoice", Cron("0 8 * * *"), tenant="acme")  # Another one.
+        changed.schedule("invoices", "invoice", Cron("0 8 * * *"), tenant="acme")  # A separate schedule.
         with pytest.raises(InvalidSchedule, match="two schedules are named 'acme/invoices'"):
             changed.schedule("invoices", "invoice", Cron("0 9 * * *"), tenant="acme")
         assert await changed.sync() == {"invoices": "changed", "dunning": "removed", "acme/invoices": "created"}
@@ -239,7 +239,7 @@ class TestSchedules:
         for app in (billing, media, changed, thief):
             await app.close()
 
-    async def test_bad_declarations_are_refused_where_they_are_written(self, app: Headway) -> None:
+    async def test_invalid_declarations_raise_at_the_call(self, app: Headway) -> None:
         @app.task
         def hello(n: int) -> None: ...
 
@@ -262,7 +262,7 @@ class TestSchedules:
 
 
 @pytest.mark.parametrize("commits", [True, False])
-class TestInsideTheCallersTransaction:
+class TestCallersTransaction:
     """S6: the job exists if and only if the caller's transaction commits."""
 
     def test_sqlite3(self, app: Headway, commits: bool) -> None:
@@ -354,7 +354,7 @@ def _task(app: Headway) -> Task[Any, Any]:
 
 
 class TestWrongTransactions:
-    def test_a_connection_without_a_transaction_is_refused(self, app: Headway) -> None:
+    def test_connection_without_a_transaction_is_rejected(self, app: Headway) -> None:
         task = _task(app)
         app.sync_sync()
         connection = sqlite3.connect(app.settings.store.removeprefix("sqlite:///"), isolation_level=None)
@@ -363,7 +363,7 @@ class TestWrongTransactions:
         connection.close()
         assert ids(app) == set()
 
-    def test_a_connection_to_another_kind_of_store_is_refused(self) -> None:
+    def test_connection_to_another_kind_of_store_is_rejected(self) -> None:
         elsewhere = Headway("postgresql://127.0.0.1:1/x", name="elsewhere")
         with pytest.raises(InvalidConfig, match="is a connection to sqlite"):
             _task(elsewhere).options(tx=sqlite3.connect(":memory:")).enqueue_sync(1)
@@ -371,7 +371,7 @@ class TestWrongTransactions:
             _task(Headway("sqlite://", name="b")).options(tx=object()).enqueue_sync(1)
 
     @pytest.mark.postgres
-    def test_a_database_without_the_schema_names_the_cure(self, postgres_url: str) -> None:
+    def test_missing_schema_names_the_fix(self, postgres_url: str) -> None:
         app = Headway(postgres_url, name="fresh")
         with pytest.raises(SchemaMismatch, match="headway migrate"):
             _task(app).enqueue_sync(1)

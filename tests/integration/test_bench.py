@@ -1,4 +1,4 @@
-"""The benchmarks run and say what they found; how fast this machine is does not matter here."""
+"""The benchmarks run and report their figures; the speed of this machine does not matter."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ from bench.peers.catalogue import PEERS
 from tests.support.postgres import PostgresServer
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 560  # A safety net: all of them in one run, with others beside it.
+PATIENCE_S = 560  # A safety net: all of them in one run, on a busy machine.
 pytestmark = pytest.mark.timeout(PATIENCE_S + 40)
 STORES = ("postgresql", "sqlite")
 
@@ -25,7 +25,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def figures_of(folder: Path, *arguments: str) -> tuple[list[dict[str, Any]], subprocess.CompletedProcess[str]]:
-    """Run benchmarks in their quick sizes; every figure that they found is also in the table that they print."""
+    """Run benchmarks in quick mode; check that every figure is also in the printed table."""
     found = folder / "figures.jsonl"
     done = bench("--quick", *arguments, "--json", str(found))
     assert done.returncode == 0, done.stderr
@@ -38,10 +38,10 @@ def figures_of(folder: Path, *arguments: str) -> tuple[list[dict[str, Any]], sub
 
 @dataclass(frozen=True)
 class Found:
-    """What one run of all benchmarks found."""
+    """The results of one run of all benchmarks."""
 
     figures: list[dict[str, Any]]
-    told: str
+    stderr: str
 
     def of(self, *names: str) -> list[dict[str, Any]]:
         return [figure for figure in self.figures if figure["bench"] in names]
@@ -49,7 +49,7 @@ class Found:
 
 @pytest.fixture(scope="module")
 def found(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """One run, which starts one PostgreSQL for all of them."""
+    """One run with one PostgreSQL for all benchmarks."""
     names = ("decide", "enqueue", "drain", "latency", "flat", "worker-idle", "sleepers")
     figures, done = figures_of(tmp_path_factory.mktemp("bench"), *names)
     return Found(figures, done.stderr)
@@ -57,7 +57,7 @@ def found(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.postgres
 @pytest.mark.slow
-def test_the_scheduler_is_compared_with_the_bare_database(found: Found) -> None:
+def test_scheduler_is_compared_with_the_bare_database(found: Found) -> None:
     figures = found.of("decide", "enqueue")
     compared = {(figure["bench"], figure["store"]) for figure in figures if figure["ratio"]}
     assert compared == {(bench, store) for bench in ("decide", "enqueue") for store in STORES}
@@ -66,23 +66,23 @@ def test_the_scheduler_is_compared_with_the_bare_database(found: Found) -> None:
 
 @pytest.mark.postgres
 @pytest.mark.slow
-def test_the_worker_is_measured_without_peers(found: Found) -> None:
+def test_worker_is_measured_without_peers(found: Found) -> None:
     figures = found.of("drain", "latency", "flat")
     measured = {(figure["bench"], figure["store"]) for figure in figures}
     assert measured == {(bench, store) for bench in ("drain", "latency", "flat") for store in STORES}
     assert all(figure["value"] > 0 for figure in figures)
-    assert "left out: every comparison with peers" in found.told
+    assert "left out: every comparison with peers" in found.stderr
 
 
 @pytest.mark.postgres
 @pytest.mark.slow
-def test_idle_and_sleeping_workers_are_watched(found: Found) -> None:
+def test_idle_and_sleeping_workers_are_measured(found: Found) -> None:
     figures = found.of("worker-idle", "sleepers")
     measured = {(figure["bench"], figure["store"]) for figure in figures}
     assert measured == {(bench, store) for bench in ("worker-idle", "sleepers") for store in STORES}
     writes = [figure["value"] for figure in figures if "progress writes of a job" in figure["what"]]
     assert len(writes) == len(STORES)
-    assert all(rate >= 0 for rate in writes)  # How many in a second depends on the machine.
+    assert all(rate >= 0 for rate in writes)  # The rate depends on the machine.
     for figure in figures:
         if "attempts beyond the first" in figure["what"]:
             assert figure["value"] == 0
@@ -92,14 +92,14 @@ def test_idle_and_sleeping_workers_are_watched(found: Found) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(PEERS["huey-sqlite"].missing() is not None, reason="bench/peers/setup has not been run")
-def test_a_peer_is_measured_beside_headway(tmp_path: Path) -> None:
+def test_peer_is_measured_beside_headway(tmp_path: Path) -> None:
     figures, _ = figures_of(tmp_path, "drain", "latency", "--store", "sqlite", "--peers", "huey-sqlite")
     against = {figure["bench"] for figure in figures if "against huey-sqlite" in figure["what"] and figure["ratio"] > 0}
     assert against == {"drain", "latency"}
 
 
-def refusal(*arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """Return what the command line of the benchmarks says, which must be an error."""
+def error_of(*arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the error message of the benchmark command line."""
     monkeypatch.setattr(sys, "argv", ["bench", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -107,11 +107,11 @@ def refusal(*arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     return capsys.readouterr().err
 
 
-def test_an_unknown_benchmark_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refusal("nothing", monkeypatch=monkeypatch, capsys=capsys)
-    assert "no benchmark is named 'nothing'" in said
+def test_unknown_benchmark_is_rejected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    message = error_of("nothing", monkeypatch=monkeypatch, capsys=capsys)
+    assert "no benchmark is named 'nothing'" in message
 
 
-def test_an_unknown_peer_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refusal("drain", "--peers", "pgqueuer,nobody", monkeypatch=monkeypatch, capsys=capsys)
-    assert "no peer is named 'nobody'" in said
+def test_unknown_peer_is_rejected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    message = error_of("drain", "--peers", "pgqueuer,nobody", monkeypatch=monkeypatch, capsys=capsys)
+    assert "no peer is named 'nobody'" in message

@@ -20,23 +20,23 @@ def put(cli: Cli, name: str = "daily", *options: str) -> Result:
     return cli("schedules", "put", name, "--task", "report", *rule)
 
 
-# --- the beginning
+# --- first steps
 
 
-def test_migrate_says_before_and_after(cli: Cli) -> None:
+def test_migrate_reports_both_schema_versions(cli: Cli) -> None:
     store = {"store": "sqlite:///headway.db"}
     assert cli("migrate", "--json").json == {**store, "before": 0, "after": SCHEMA}
     assert cli("migrate", "--json").json == {**store, "before": SCHEMA, "after": SCHEMA}
     assert cli("migrate").out == f"schema {SCHEMA}: nothing to do (sqlite:///headway.db)\n"
 
 
-def test_its_version(cli: Cli) -> None:
+def test_version(cli: Cli) -> None:
     assert cli("--version").out == f"headway {__version__}\n"
     assert cli("--version", "--json").json == {"version": __version__}
     assert cli("--version", "status").code == 2
 
 
-def test_looking_into_a_store_that_is_not_there_makes_none(cli: Cli) -> None:
+def test_reading_commands_do_not_create_a_missing_store(cli: Cli) -> None:
     for command in (
         ("status",),
         ("audit",),
@@ -53,7 +53,7 @@ def test_looking_into_a_store_that_is_not_there_makes_none(cli: Cli) -> None:
     assert list(cli.folder.iterdir()) == []
 
 
-def test_global_options_stand_before_or_after_the_command(cli: Cli) -> None:
+def test_global_options_work_before_and_after_the_command(cli: Cli) -> None:
     url = "sqlite:///other.db"
     for args in (
         ("--store", url, "--json", "migrate"),
@@ -115,7 +115,7 @@ def test_global_options_stand_before_or_after_the_command(cli: Cli) -> None:
     ],
     ids=" ".join,
 )
-def test_bad_usage_is_code_2_and_one_line(cli: Cli, args: tuple[str, ...]) -> None:
+def test_usage_errors_exit_with_2_and_one_line(cli: Cli, args: tuple[str, ...]) -> None:
     result = cli(*args)
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith("headway: ")
@@ -127,11 +127,11 @@ def test_bad_usage_is_code_2_and_one_line(cli: Cli, args: tuple[str, ...]) -> No
     assert error.error["code"] in {"usage", "invalid_schedule", "invalid_task", "invalid_config", "definition_error"}
 
 
-def test_a_command_that_is_nearly_right_is_suggested(cli: Cli) -> None:
+def test_similar_command_is_suggested(cli: Cli) -> None:
     assert "Did you mean 'schedules'" in cli("schedule", "list").err
 
 
-def test_a_wrong_environment_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_environment_fails_with_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADWAY_STORE", "postgres//user:secret@host/db")
     result = cli("status")
     assert result.code == 2
@@ -139,7 +139,7 @@ def test_a_wrong_environment_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPat
     assert "secret" not in result.err
 
 
-def test_a_password_is_never_shown(cli: Cli) -> None:
+def test_password_is_never_shown(cli: Cli) -> None:
     url = "postgresql://user:s3cr%2Ft@127.0.0.1:1/db?password=s3cr/t"
     for args in (("status",), ("migrate",), ("doctor",), ("doctor", "--json"), ("enqueue", "x"), ("audit", "--json")):
         result = cli(*args, "--store", url)
@@ -171,7 +171,7 @@ def test_preview_of_the_missing_hour(cli: Cli) -> None:
     assert lines[1].startswith("2027-03-28 03:00 +02:00  01:00Z  02:30 does not exist")
 
 
-def test_preview_of_other_rules(cli: Cli) -> None:
+def test_preview_of_other_triggers(cli: Cli) -> None:
     rows = cli("schedules", "preview", "--every", "30s", "--from", "2027-01-01", "-n", "2", "--json").json
     assert [row["instant"] for row in rows] == ["2027-01-01T00:00:00Z", "2027-01-01T00:00:30Z"]
     at = ("schedules", "preview", "--at", "2027-01-01T00:00", "--tz", "Asia/Tokyo", "--from", "2026-01-01", "--json")
@@ -180,7 +180,7 @@ def test_preview_of_other_rules(cli: Cli) -> None:
     assert cli(*skipped, "-n", "1", "--json").json[0]["instant"] == "2027-03-29T00:30:00Z"
     seconds = ("schedules", "preview", "* * * * *", "--seconds", "*/20", "--from", "2027-01-01", "-n", "2", "--json")
     assert [row["instant"][-4:] for row in cli(*seconds).json] == ["00Z"[-4:].rjust(4, ":"), ":20Z"]
-    assert cli("schedules", "preview", "--at", "2020-01-01").out.startswith("nothing")
+    assert cli("schedules", "preview", "--at", "2020-01-01").out.startswith("none")
 
 
 def test_preview_of_a_schedule_by_name(cli: Cli) -> None:
@@ -242,7 +242,7 @@ def test_put_with_every_option_and_show(cli: Cli) -> None:
     assert "did you mean acme/full?" in cli("schedules", "show", "full").err
 
 
-def test_put_creates_changes_and_leaves_alone(cli: Cli) -> None:
+def test_put_creates_changes_or_keeps(cli: Cli) -> None:
     assert put(cli).out.startswith("daily created: cron 0 6 * * * Europe/Berlin\n")
     assert put(cli).out == "daily unchanged: cron 0 6 * * * Europe/Berlin\n"
     changed = put(cli, "daily", "--every", "1h")
@@ -257,7 +257,7 @@ def test_put_dry_run_shows_before_and_after_and_writes_nothing(cli: Cli) -> None
     put(cli)
     change = put(cli, "daily", "--cron", "0 7 * * *", "--dry-run", "--json").json
     assert (change["outcome"], change["dry_run"]) == ("changed", True)
-    assert "T06:00:00+0" in change["before"][0]["local"]  # In winter +01:00, in summer +02:00.
+    assert "T06:00:00+0" in change["before"][0]["local"]  # +01:00 in winter, +02:00 in summer.
     assert change["after"][0]["instant"].endswith("T07:00:00Z")
     assert cli("schedules", "show", "daily", "--json").json["revision"] == 1
 
@@ -280,7 +280,7 @@ def test_put_dry_run_shows_before_and_after_and_writes_nothing(cli: Cli) -> None
         ("--every", "1s", "--priority", "high"),
     ],
 )
-def test_schedules_that_make_no_sense_are_refused(cli: Cli, options: tuple[str, ...]) -> None:
+def test_invalid_schedules_are_rejected(cli: Cli, options: tuple[str, ...]) -> None:
     cli("migrate")
     for dry_run in ((), ("--dry-run",)):
         result = cli("schedules", "put", "x", "--task", "t", *options, *dry_run)
@@ -290,7 +290,7 @@ def test_schedules_that_make_no_sense_are_refused(cli: Cli, options: tuple[str, 
     assert cli("schedules", "list", "--json").json == []
 
 
-def test_list_is_one_array_by_name_and_pages(cli: Cli) -> None:
+def test_list_is_one_array_sorted_by_name_and_paged(cli: Cli) -> None:
     for name in ("c", "a", "b"):
         put(cli, name)
     assert [row["name"] for row in cli("schedules", "list", "--json").json] == ["a", "b", "c"]
@@ -309,7 +309,7 @@ def test_pause_and_resume(cli: Cli) -> None:
     assert paused["paused"] is True
     assert (paused["pause"]["reason"], paused["pause"]["author"]) == ("too loud", "cli")
     lasts = parse_instant(paused["pause"]["until"]) - parse_instant(paused["pause"]["since"])
-    assert 20 < lasts / 60_000_000 <= 30  # Less by what the command took until it came to the store.
+    assert 20 < lasts / 60_000_000 <= 30  # Minus the time until the command reached the store.
     assert re.search(r" paused for 2\dm", cli("schedules", "list").out)
     assert cli("schedules", "pause", "daily").out.startswith("daily is already paused")
     assert cli("schedules", "pause", "daily", "--until", "1h").code == 2
@@ -321,7 +321,7 @@ def test_pause_and_resume(cli: Cli) -> None:
     assert cli("schedules", "resume", "nobody").code == 3
 
 
-def test_trigger_obeys_the_overlap_rule(cli: Cli) -> None:
+def test_trigger_respects_the_overlap_policy(cli: Cli) -> None:
     put(cli)
     first = cli("schedules", "trigger", "daily", "-a", "day=today", "--json").json
     assert (first["status"], first["type"], first["schedule"]) == ("PENDING", "report", "daily")
@@ -341,7 +341,7 @@ def test_trigger_obeys_the_overlap_rule(cli: Cli) -> None:
     assert cli("schedules", "trigger", "nobody").code == 3
 
 
-def test_a_cron_text_with_too_few_fields_is_no_name(cli: Cli) -> None:
+def test_cron_expression_with_too_few_fields_is_not_a_name(cli: Cli) -> None:
     for text in ("0 6 * *", "*/5 *", "30 2 1 JAN", "0 6"):
         result = cli("schedules", "preview", text)
         assert (result.code, "fields" in result.err, "no schedule" in result.err) == (2, True, False), result.err
@@ -350,7 +350,7 @@ def test_a_cron_text_with_too_few_fields_is_no_name(cli: Cli) -> None:
     assert cli("schedules", "preview", "report of").code == 3
 
 
-def test_put_warns_of_what_will_not_run(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_put_warns_of_schedules_that_cannot_run(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "shop.py").write_text(
         "from headway import Headway\napp = Headway('sqlite:///headway.db')\n"
         "@app.task(expires='2h')\ndef bill(order: int) -> None: ...\n"
@@ -364,8 +364,8 @@ def test_put_warns_of_what_will_not_run(cli: Cli, tmp_path: Path, monkeypatch: p
     assert (fine.err, fine.json["warnings"], fine.json["expires"]) == ("", [], "2h")
     unknown = cli("schedules", "put", "c", "--task", "nobody-has-it", *rule, "--json")
     assert (unknown.code, unknown.json["warnings"]) == (0, ["no worker is alive"])
-    hand = JobFactory("sqlite:///headway.db")
-    hand.live()
+    factory = JobFactory("sqlite:///headway.db")
+    factory.live()
     unknown = cli("schedules", "put", "d", "--task", "nobody-has-it", *rule)
     assert (unknown.code, "warning: no live worker knows the task 'nobody-has-it'" in unknown.err) == (0, True)
 
@@ -395,7 +395,7 @@ def test_apply_reads_a_file_that_also_has_tasks(cli: Cli, tmp_path: Path) -> Non
     assert (broken.code, "tasks.backup" in broken.err) == (2, True)
 
 
-def test_schedules_of_other_tenants_are_called_tenant_slash_name(cli: Cli) -> None:
+def test_schedules_of_other_tenants_are_named_tenant_slash_name(cli: Cli) -> None:
     rule = ("--task", "report", "--cron", "0 6 * * *")
     assert "report created" in cli("schedules", "put", "report", *rule).out
     assert "acme/report created" in cli("schedules", "put", "acme/report", *rule).out
@@ -422,7 +422,7 @@ def test_schedules_of_other_tenants_are_called_tenant_slash_name(cli: Cli) -> No
     assert cli("schedules", "show", "acme/report").code == 3
     assert cli("schedules", "show", "report").code == 0
 
-    # A name with a slash is what it was, as long as it can be nothing else.
+    # A name with a slash keeps its meaning as long as it is unambiguous.
     cli("schedules", "put", "a/b", "--tenant", "default", *rule)
     assert cli("schedules", "show", "a/b", "--json").json["tenant"] == "default"
     assert "default/a/b" in cli("schedules", "list").out
@@ -434,7 +434,7 @@ def test_schedules_of_other_tenants_are_called_tenant_slash_name(cli: Cli) -> No
     assert cli("schedules", "show", "b", "--tenant", "a", "--json").json["tenant"] == "a"
 
 
-def test_backfill_counts_asks_and_repeats_nothing(cli: Cli) -> None:
+def test_backfill_counts_confirms_and_is_idempotent(cli: Cli) -> None:
     put(cli)
     args = ("schedules", "backfill", "daily", "--from", "2026-01-01", "--to", "2026-01-05")
     refused = cli(*args)
@@ -453,7 +453,7 @@ def test_backfill_counts_asks_and_repeats_nothing(cli: Cli) -> None:
     assert cli("schedules", "backfill", "fast", "--from", "2020-01-01", "--to", "2026-01-01", "--yes").code == 2
 
 
-def test_remove_needs_a_yes_and_keeps_the_past(cli: Cli) -> None:
+def test_remove_needs_confirmation_and_keeps_history(cli: Cli) -> None:
     put(cli)
     assert cli("schedules", "remove", "daily").code == 2
     assert cli("schedules", "remove", "daily", "--yes", "--json").json == {
@@ -467,7 +467,7 @@ def test_remove_needs_a_yes_and_keeps_the_past(cli: Cli) -> None:
 
 
 def decide(cli: Cli, name: str, instant: str, **more: object) -> None:
-    """Write a decision into the ledger behind the scheduler's back."""
+    """Write a decision into the ledger without a scheduler."""
     row = {
         "schedule": name,
         "instant": parse_instant(instant),
@@ -524,7 +524,7 @@ def test_history_is_newest_first_with_ranges(cli: Cli) -> None:
     assert cli("schedules", "history", "nobody").code == 3
 
 
-def test_audit_is_clean_until_the_ledger_is_not(cli: Cli) -> None:
+def test_audit_is_clean_until_the_ledger_is_damaged(cli: Cli) -> None:
     put(cli)
     clean = cli("audit", "--json")
     assert clean.code == 0
@@ -566,7 +566,7 @@ def test_enqueue_prints_the_job(cli: Cli) -> None:
     assert cli("enqueue", "x").out.endswith(" PENDING: no worker is alive\n")
 
 
-def test_a_key_gives_one_job(cli: Cli) -> None:
+def test_key_returns_one_job(cli: Cli) -> None:
     first = cli("enqueue", "x", "--key", "k", "-a", "n=1", "--json").json
     assert cli("enqueue", "x", "--key", "k", "-a", "n=1", "--json").json["id"] == first["id"]
     other = cli("enqueue", "x", "--key", "k", "-a", "n=2", "--json")
@@ -626,7 +626,7 @@ def test_escape_sequences_in_data_never_reach_the_terminal(cli: Cli) -> None:
             assert "\nheadway: fine" not in written
 
 
-def test_a_pipe_gets_plain_whole_lines(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_piped_output_is_plain_and_untruncated(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("FORCE_COLOR", "1")
     name = "a-name-" + "x" * 150
@@ -680,7 +680,7 @@ def test_apply_creates_changes_and_prunes(cli: Cli) -> None:
     assert [row["name"] for row in cli("schedules", "list", "--json").json] == ["daily", "pulse"]
 
 
-def test_apply_checks_all_before_it_writes_any(cli: Cli) -> None:
+def test_apply_validates_everything_before_writing(cli: Cli) -> None:
     file = cli.folder / "schedules.toml"
     file.write_text(APPLIED + "[schedules.over]\ntask = 'x'\nat = '2020-01-01'\n")
     result = cli("schedules", "apply", "-f", str(file))
@@ -688,7 +688,7 @@ def test_apply_checks_all_before_it_writes_any(cli: Cli) -> None:
     assert cli("schedules", "list", "--json").json == []
 
 
-def test_what_belongs_to_somebody_else_is_taken_over_by_force_only(cli: Cli) -> None:
+def test_foreign_schedules_are_taken_over_with_force_only(cli: Cli) -> None:
     file = cli.folder / "schedules.toml"
     file.write_text(APPLIED)
     assert cli("schedules", "apply", "-f", str(file)).code == 0
@@ -716,7 +716,7 @@ app.schedule("newsletter", send, Cron("0 8 * * MON"), args={"to": "all"})
 """
 
 
-def test_the_app_gives_its_store_and_the_defaults_of_its_tasks(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_app_provides_its_store_and_task_defaults(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     (cli.folder / "shop.py").write_text(SHOP)
     job = cli("enqueue", "send", "-a", "to=you", "--app", "shop:app", "--json").json
     assert (job["queue"], job["priority"], job["max_attempts"]) == ("mail", 3, 4)
@@ -754,7 +754,7 @@ def test_the_app_gives_its_store_and_the_defaults_of_its_tasks(cli: Cli, monkeyp
         (":", "must look like module:app"),
     ],
 )
-def test_an_app_that_cannot_be_used_is_one_line(cli: Cli, path: str, message: str) -> None:
+def test_unusable_app_fails_with_one_line(cli: Cli, path: str, message: str) -> None:
     (cli.folder / "shop.py").write_text(SHOP)
     (cli.folder / "broken.py").write_text("# The second line is wrong.\n1 / 0")
     (cli.folder / "unparsable.py").write_text("def f(:")
@@ -769,8 +769,8 @@ def test_an_app_that_cannot_be_used_is_one_line(cli: Cli, path: str, message: st
 # --- status and doctor
 
 
-def test_status_has_the_shape_of_the_contract(cli: Cli) -> None:
-    put(cli, "daily", "--every", "1d", "--start", "2090-01-01")  # Not due while the test runs, at whatever time of day.
+def test_status_has_the_documented_shape(cli: Cli) -> None:
+    put(cli, "daily", "--every", "1d", "--start", "2090-01-01")  # Not due during the test, at any time of day.
     cli("enqueue", "x")
     status = cli("status", "--json").json
     assert {"store", "leader", "nodes", "workers", "queues", "schedules", "oldest_undecided_seconds"} <= set(status)
@@ -786,7 +786,7 @@ def test_status_has_the_shape_of_the_contract(cli: Cli) -> None:
     assert text.endswith("! no scheduler is alive\n! no worker is alive, and 1 job waits\n")
 
 
-def test_status_says_what_is_late_and_what_stands_still(cli: Cli) -> None:
+def test_status_reports_late_schedules_and_stuck_nodes(cli: Cli) -> None:
     put(cli)
     cli.sql("update headway_schedules set next_at = next_at - 1000000 * 86400 * 2, attention = 'odd'")
     state = {"loops": {"scheduler": 43.0, "janitor": 1.0}, "mode": "leader", "wake_ups": "poll"}
@@ -806,12 +806,12 @@ def test_status_says_what_is_late_and_what_stands_still(cli: Cli) -> None:
     assert "schedulers are alive, but none of them leads" in faults
     assert "the oldest undecided instant is " in faults
     assert "1 schedule cannot be planned" in faults
-    assert "the loop scheduler of alpha has stood still for 43s" in faults
+    assert "the loop scheduler of alpha has been stuck for 43s" in faults
     assert "janitor" not in faults
-    assert "polls" not in faults  # That is how an embedded store may be; only PostgreSQL has notifications.
+    assert "polls" not in faults  # An embedded store always polls; only PostgreSQL has notifications.
 
 
-def test_doctor_names_what_is_wrong(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_the_problem(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     (cli.folder / "shop.py").write_text(SHOP)
     put(cli)
     monkeypatch.setenv("HEADWAY_STROE", "x")

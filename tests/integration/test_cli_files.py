@@ -1,4 +1,4 @@
-"""Files of schedules for `headway schedules apply`: what they may contain, and how mistakes in them are told."""
+"""Schedule files for `headway schedules apply`: their contents, and error messages."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ trigger = { kind = "every", interval = "2s" }
 """
 
 
-def test_a_file_of_schedules(tmp_path: Path) -> None:
+def test_valid_file(tmp_path: Path) -> None:
     path = tmp_path / "schedules.toml"
     path.write_text(TOML)
     specs, _ = read_file(Session(), path)
@@ -58,14 +58,14 @@ def test_a_file_of_schedules(tmp_path: Path) -> None:
         ("a.json", "[" * 100_000, "cannot be read"),
     ],
 )
-def test_files_that_make_no_sense_are_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_invalid_files_are_rejected(tmp_path: Path, name: str, text: str, message: str) -> None:
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(InvalidSchedule, match=message):
         read_file(Session(), path)
 
 
-def test_a_file_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
+def test_unreadable_file_fails_with_one_line(tmp_path: Path) -> None:
     with pytest.raises(InvalidSchedule, match="cannot be read: No such file"):
         read_file(Session(), tmp_path / "none.toml")
     with pytest.raises(InvalidSchedule, match="cannot be read: Is a directory"):

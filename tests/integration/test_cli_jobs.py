@@ -1,4 +1,4 @@
-"""The commands around jobs, on a SQLite file whose jobs are moved by hand, as a worker would move them."""
+"""The commands for jobs, on a SQLite file; the tests do the work of a worker by hand."""
 
 import asyncio
 import json
@@ -25,17 +25,17 @@ REFUSED = '{"type": "ConnectionError", "message": "refused", "traceback": "Trace
 STATE = {"tasks": ["report"], "queues": ["*"], "slots": 4, "running": 1, "children": 2, "draining": False}
 
 
-NEVER_DUE = ("--every", "1d", "--start", "2090-01-01")  # At whatever time of day the test runs.
+NEVER_DUE = ("--every", "1d", "--start", "2090-01-01")  # At any time of day.
 
 
 class JobFactory:
-    """Does to a store what a worker does, one thing at a time."""
+    """Do the work of a worker on a store, step by step."""
 
     def __init__(self, url: str) -> None:
         self._url = url
 
     def do(self, work: Callable[[Store], Awaitable[T]]) -> T:
-        """Open the store for one thing to be done."""
+        """Open the store for one action."""
 
         async def run() -> T:
             store = await Store.open(self._url, Clock(node="hand"))
@@ -47,42 +47,42 @@ class JobFactory:
         return asyncio.run(run())
 
     def live(self, name: str = "web-1", **state: Any) -> None:
-        """Have a worker beat once."""
+        """Record one heartbeat of a worker."""
         node = Node(id=f"node_{name}", name=name, roles=("worker",), version="1", state={"worker": STATE | state})
         self.do(lambda store: store.nodes.beat(node))
 
     def claim(self, queue: str = "default", lease: int = HOUR) -> Claimed:
-        """Take the next job."""
+        """Claim the next job."""
         [claimed] = self.do(lambda store: store.work.claim(queue, node="node_web-1", lease=lease, limit=1))
         return claimed
 
     def report(self, claimed: Claimed, **more: Any) -> None:
-        """Say how far it is."""
+        """Report progress."""
         said = Report(job_id=claimed.job_id, attempt=claimed.attempt, **more)
         self.do(lambda store: store.work.report([said]))
 
     def end(self, claimed: Claimed, outcome: AttemptOutcome) -> None:
-        """Settle it."""
+        """Settle an attempt."""
         self.do(lambda store: store.work.settle([settle(claimed, outcome, 0.5)]))
 
     def fail(self, cli: Cli, task: str = "report", *options: str, error: str = "ConnectionError: refused") -> str:
-        """Make a dead letter."""
+        """Create a dead letter."""
         job_id = new(cli, task, *options)
         kind, _, message = error.partition(": ")
         self.end(self.claim(), Raised(REFUSED.replace("ConnectionError", kind).replace("refused", message)))
         return job_id
 
     @contextmanager
-    def soon(self, *deeds: Callable[[], object]) -> Iterator[None]:
-        """Do things in another thread, while a command watches."""
+    def in_background(self, *actions: Callable[[], object]) -> Iterator[None]:
+        """Run actions in another thread while a command watches."""
         with ThreadPoolExecutor(1) as pool:
-            done = pool.submit(lambda: [deed() for deed in deeds])
+            done = pool.submit(lambda: [action() for action in actions])
             yield
             done.result(DEADLINE_S)
 
 
 @pytest.fixture
-def hand(cli: Cli) -> JobFactory:
+def factory(cli: Cli) -> JobFactory:
     return JobFactory(f"sqlite:///{cli.folder / 'headway.db'}")
 
 
@@ -93,11 +93,11 @@ def new(cli: Cli, task: str = "report", *options: str) -> str:
 # --- show, why, events, logs
 
 
-def test_show_has_progress_steps_metadata_attempts_and_links(cli: Cli, hand: JobFactory) -> None:
+def test_show_has_progress_steps_metadata_attempts_and_links(cli: Cli, factory: JobFactory) -> None:
     job_id = new(cli, "report", "--max-attempts", "2", "-a", "day=1", "--job-timeout", "5m", "--expires", "1h")
-    hand.live()
-    hand.end(hand.claim(), Raised(REFUSED, retry_in=0))
-    hand.do(lambda store: store.housekeeping.promote(10))
+    factory.live()
+    factory.end(factory.claim(), Raised(REFUSED, retry_in=0))
+    factory.do(lambda store: store.housekeeping.promote(10))
     detail = {
         "step": "b",
         "done": 3,
@@ -106,13 +106,13 @@ def test_show_has_progress_steps_metadata_attempts_and_links(cli: Cli, hand: Job
         "eta": 3600,
         "steps": [["a", "done", 1.5], ["b", "running", None]],
     }
-    hand.report(hand.claim(), progress=75, detail=json.dumps(detail), metadata='{"input": "v.mp4"}')
+    factory.report(factory.claim(), progress=75, detail=json.dumps(detail), metadata='{"input": "v.mp4"}')
     shape = cli("jobs", "show", job_id, "--json").json
     assert (shape["status"], shape["progress"], shape["attempts"], shape["failures"]) == ("RUNNING", 75, 2, 1)
     assert shape["metadata"] == {"input": "v.mp4", "current_step": "b", "steps_completed": 1, "steps_total": 2}
     assert shape["detail"]["steps"][0] == {"name": "a", "state": "done", "seconds": 1.5}
     assert (shape["detail"]["done"], shape["detail"]["total"]) == (3, 4)
-    assert 3_000 <= shape["eta_seconds"] <= 3_600  # Less by the time since it was said.
+    assert 3_000 <= shape["eta_seconds"] <= 3_600  # Minus the time since the report.
     assert (shape["timeout"], shape["expires_at"] is not None) == ("5m", True)
     assert shape["why"].startswith("running on web-1 for ")
     [first] = shape["history"]
@@ -125,8 +125,8 @@ def test_show_has_progress_steps_metadata_attempts_and_links(cli: Cli, hand: Job
     assert "(1 failed, 2 allowed)" in text
 
 
-def test_show_of_a_failure_has_its_traceback_and_who_repeats_it(cli: Cli, hand: JobFactory) -> None:
-    job_id = hand.fail(cli)
+def test_show_of_a_failure_has_traceback_and_reruns(cli: Cli, factory: JobFactory) -> None:
+    job_id = factory.fail(cli)
     text = cli("jobs", "show", job_id).out
     assert text.endswith("error\n  ConnectionError: refused\n  Traceback:\n    boom\n  ConnectionError\n")
     rerun = cli("jobs", "retry", job_id, "--json").json
@@ -139,7 +139,7 @@ GARBAGE = ("{", "[1]", "5", '"\\ud800"', "[" * 5_000, "\x1b[2J\u202e", '{"a": ' 
 
 
 @pytest.mark.parametrize("text", GARBAGE, ids=lambda text: ascii(text[:10]))
-def test_garbage_in_a_job_stops_no_command(cli: Cli, text: str) -> None:
+def test_invalid_data_in_a_job_breaks_no_command(cli: Cli, text: str) -> None:
     job_id = new(cli)
     columns = ("args", "metadata", "detail", "result", "error", "tags", "options", "reason", "parked", "blocked_by")
     for status in ("PENDING", "RUNNING", "BLOCKED", "FAILED"):
@@ -157,17 +157,17 @@ def test_garbage_in_a_job_stops_no_command(cli: Cli, text: str) -> None:
             assert cli(*args).code == cli(*args, "--json").code == 0
 
 
-def test_why_is_a_sentence_with_evidence(cli: Cli, hand: JobFactory) -> None:
+def test_why_is_a_sentence_with_evidence(cli: Cli, factory: JobFactory) -> None:
     job_id = new(cli)
     answer = cli("jobs", "why", job_id, "--json").json
     assert set(answer) == {"status", "why", "evidence"}
     assert (answer["status"], answer["why"], answer["evidence"]["workers"]) == ("PENDING", "no worker is alive", 0)
-    hand.live(tasks=["mail"])
+    factory.live(tasks=["mail"])
     assert cli("jobs", "why", job_id, "--json").json["why"] == "no live worker knows the task 'report'; known: mail"
-    hand.live(queues=["mail"])
+    factory.live(queues=["mail"])
     assert "do not take from queue 'default', only from mail" in cli("jobs", "why", job_id).out
     before = new(cli, "report", "--priority", "5")
-    hand.live(running=4)
+    factory.live(running=4)
     assert cli("jobs", "why", job_id, "--json").json["why"] == "all 4 slots of 1 worker are busy; 1 job ahead of it"
     assert cli("jobs", "why", before, "--json").json["why"] == "all 4 slots of 1 worker are busy; it is next"
     cli("queues", "pause", "default", "--reason", "release")
@@ -180,27 +180,27 @@ def test_why_is_a_sentence_with_evidence(cli: Cli, hand: JobFactory) -> None:
     assert cli("jobs", "why", "job_zzz").code == 3
 
 
-def test_why_knows_the_predecessor_and_the_parked(cli: Cli, hand: JobFactory) -> None:
+def test_why_explains_predecessors_and_parked_jobs(cli: Cli, factory: JobFactory) -> None:
     cli("schedules", "put", "daily", "--task", "report", "--overlap", "queue", *NEVER_DUE)
     first = cli("schedules", "trigger", "daily", "--json").json["id"]
     second = cli("schedules", "trigger", "daily", "--json").json["id"]
-    hand.live()
-    claimed = hand.claim()
+    factory.live()
+    claimed = factory.claim()
     blocked = cli("jobs", "why", second, "--json").json
     assert blocked["why"].startswith(
         f"waits for {first} to end, as schedule daily runs one at a time; that is RUNNING: "
     )
     assert blocked["evidence"]["blocked_by_why"].startswith("running on web-1 for ")
-    hand.end(claimed, Parked("no worker here knows the task 'report'"))
+    factory.end(claimed, Parked("no worker here knows the task 'report'"))
     parked = cli("jobs", "why", first, "--json").json
     assert (parked["status"], parked["evidence"]["parked"]) == ("BLOCKED", "unknown task")
     assert "start a worker whose app has the task" in parked["why"]
-    assert cli("jobs", "retry", first).out == f"{first} is looked at again\n"
+    assert cli("jobs", "retry", first).out == f"{first} is tried again\n"
     assert cli("jobs", "show", first, "--json").json["id"] == first
 
 
-def test_events_tell_the_whole_story(cli: Cli, hand: JobFactory) -> None:
-    job_id = hand.fail(cli)
+def test_events_are_complete(cli: Cli, factory: JobFactory) -> None:
+    job_id = factory.fail(cli)
     new_id = cli("jobs", "retry", job_id, "--json").json["id"]
     events = cli("jobs", "events", job_id, "--json").json
     assert [event["event"] for event in events] == ["enqueued", "claimed", "settled", "reviewed", "retried"]
@@ -210,14 +210,14 @@ def test_events_tell_the_whole_story(cli: Cli, hand: JobFactory) -> None:
     assert "outcome failed  reason raised, failure 1 of 1" in cli("jobs", "events", job_id).out
 
 
-def test_logs_have_their_lines_in_order(cli: Cli, hand: JobFactory) -> None:
+def test_logs_are_in_order(cli: Cli, factory: JobFactory) -> None:
     job_id = new(cli, "report", "--max-attempts", "2")
     assert cli("jobs", "logs", job_id).err == "nothing was logged yet\n"
-    claimed = hand.claim()
-    hand.report(claimed, lines=((None, "log", "one"), (None, "stderr", "two \x1b[2J")))
-    hand.end(claimed, Raised(REFUSED, retry_in=0))
-    hand.do(lambda store: store.housekeeping.promote(10))
-    hand.report(hand.claim(), lines=((None, "log", "three"),))
+    claimed = factory.claim()
+    factory.report(claimed, lines=((None, "log", "one"), (None, "stderr", "two \x1b[2J")))
+    factory.end(claimed, Raised(REFUSED, retry_in=0))
+    factory.do(lambda store: store.housekeeping.promote(10))
+    factory.report(factory.claim(), lines=((None, "log", "three"),))
     lines = cli("jobs", "logs", job_id, "--json").json
     assert [(line["attempt"], line["stream"], line["line"]) for line in lines] == [
         (1, "log", "one"),
@@ -230,12 +230,12 @@ def test_logs_have_their_lines_in_order(cli: Cli, hand: JobFactory) -> None:
     assert cli("jobs", "logs", job_id, "-n", "0").out == ""
 
 
-def test_logs_are_followed_to_the_end(cli: Cli, hand: JobFactory) -> None:
+def test_logs_follow_until_the_end(cli: Cli, factory: JobFactory) -> None:
     job_id = new(cli)
-    claimed = hand.claim()
-    hand.report(claimed, lines=((None, "log", "one"),))
-    late = lambda: hand.report(claimed, lines=((None, "log", "two"),))  # noqa: E731
-    with hand.soon(late, lambda: hand.end(claimed, Succeeded("1"))):
+    claimed = factory.claim()
+    factory.report(claimed, lines=((None, "log", "one"),))
+    late = lambda: factory.report(claimed, lines=((None, "log", "two"),))  # noqa: E731
+    with factory.in_background(late, lambda: factory.end(claimed, Succeeded("1"))):
         followed = cli("jobs", "logs", job_id, "--follow", "--json")
     assert [json.loads(line)["line"] for line in followed.out.splitlines()] == ["one", "two"]
 
@@ -243,14 +243,14 @@ def test_logs_are_followed_to_the_end(cli: Cli, hand: JobFactory) -> None:
 # --- watch, wait
 
 
-def test_watch_tells_what_changes_and_ends_with_the_job(cli: Cli, hand: JobFactory) -> None:
-    hand.live()
+def test_watch_prints_changes_and_ends_with_the_job(cli: Cli, factory: JobFactory) -> None:
+    factory.live()
     job_id = new(cli)
-    claimed = hand.claim()
-    with hand.soon(
+    claimed = factory.claim()
+    with factory.in_background(
         lambda: cli.await_words("RUNNING"),
-        lambda: hand.report(claimed, progress=50, detail='{"step": "Writing", "done": 1, "total": 2}'),
-        lambda: hand.end(claimed, Succeeded('"done"')),
+        lambda: factory.report(claimed, progress=50, detail='{"step": "Writing", "done": 1, "total": 2}'),
+        lambda: factory.end(claimed, Succeeded('"done"')),
     ):
         watched = cli("jobs", "watch", job_id)
     assert watched.code == 0
@@ -263,8 +263,8 @@ def test_watch_tells_what_changes_and_ends_with_the_job(cli: Cli, hand: JobFacto
     assert (again.code, len(again.out.splitlines())) == (0, 1)
 
 
-def test_watch_as_json_is_one_object_per_change(cli: Cli, hand: JobFactory) -> None:
-    job_id = hand.fail(cli)
+def test_watch_as_json_is_one_object_per_change(cli: Cli, factory: JobFactory) -> None:
+    job_id = factory.fail(cli)
     watched = cli("jobs", "watch", job_id, "--json")
     assert watched.code == 1
     [last] = [json.loads(line) for line in watched.out.splitlines()]
@@ -280,28 +280,28 @@ def test_watch_as_json_is_one_object_per_change(cli: Cli, hand: JobFactory) -> N
         (Cancelled(), 1, "CANCELLED"),
     ],
 )
-def test_wait_is_silent_and_its_code_is_the_outcome(
-    cli: Cli, hand: JobFactory, outcome: AttemptOutcome, code: int, status: str
+def test_wait_is_silent_and_exits_with_the_outcome(
+    cli: Cli, factory: JobFactory, outcome: AttemptOutcome, code: int, status: str
 ) -> None:
     cli("migrate")
 
     def work() -> None:
-        wait_until(lambda: hand.do(lambda store: store.work.ready_queues()), "the job to be there")
-        hand.end(hand.claim(), outcome)
+        wait_until(lambda: factory.do(lambda store: store.work.ready_queues()), "the job to exist")
+        factory.end(factory.claim(), outcome)
 
-    with hand.soon(work):
+    with factory.in_background(work):
         waited = cli("enqueue", "report", "--wait", "--json")
     assert (waited.code, waited.json["status"]) == (code, status)
 
 
-def test_waiting_has_an_end(cli: Cli) -> None:
+def test_wait_times_out(cli: Cli) -> None:
     late = cli("enqueue", "report", "--wait", "--timeout", "300ms", "--json")
     assert late.code == 6
     job = json.loads(late.out)
     assert job["status"] == "PENDING"
     error = json.loads(late.err)["error"]
     assert (error["code"], job["id"] in error["message"]) == ("timed_out", True)
-    for timeout in ("300ms", "3s", "30s"):  # On a slow machine the first of these may be over before the first look.
+    for timeout in ("300ms", "3s", "30s"):  # On a slow machine the shortest may end before the first read.
         watched = cli("jobs", "watch", job["id"], "--timeout", timeout)
         assert watched.code == 6
         if watched.out:
@@ -322,31 +322,31 @@ def test_waiting_has_an_end(cli: Cli) -> None:
     ],
     ids=" ".join,
 )
-def test_options_that_make_no_sense(cli: Cli, options: tuple[str, ...]) -> None:
+def test_invalid_options_are_rejected(cli: Cli, options: tuple[str, ...]) -> None:
     result = cli("enqueue", "report", *options)
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
 
 
-def test_cancel_waits_until_it_has_stopped(cli: Cli, hand: JobFactory) -> None:
+def test_cancel_waits_until_the_job_has_stopped(cli: Cli, factory: JobFactory) -> None:
     job_id = new(cli)
-    claimed = hand.claim()
+    claimed = factory.claim()
 
     def stop() -> None:
-        wait_until(lambda: hand.do(lambda store: store.work.asked_to_stop("node_web-1")), "it to be asked to stop")
-        hand.end(claimed, Cancelled("stopped"))
+        wait_until(lambda: factory.do(lambda store: store.work.asked_to_stop("node_web-1")), "the request to stop")
+        factory.end(claimed, Cancelled("stopped"))
 
-    with hand.soon(stop):
+    with factory.in_background(stop):
         cancelled = cli("jobs", "cancel", job_id, "--wait", "--reason", "enough", "--json")
     assert (cancelled.code, cancelled.json["status"]) == (0, "CANCELLED")
     other = new(cli)
-    hand.claim()
+    factory.claim()
     assert cli("jobs", "cancel", other, "--wait", "--timeout", "200ms").code == 6
     asked = cli("jobs", "cancel", other, "--json").json
     assert (asked["status"], asked["why"].startswith("asked to stop ")) == ("RUNNING", True)
     assert cli("jobs", "cancel", new(cli), "--wait", "--json").json["status"] == "CANCELLED"
 
 
-def test_retry_refuses_what_has_not_ended(cli: Cli) -> None:
+def test_retry_rejects_unfinished_jobs(cli: Cli) -> None:
     refused = cli("jobs", "retry", new(cli), "--json")
     assert (refused.code, refused.error["code"]) == (2, "not_final")
 
@@ -366,7 +366,7 @@ def transcode(input: str) -> None: ...
 """
 
 
-def test_a_task_may_be_named_with_its_module(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_can_be_named_with_its_module(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     (cli.folder / "shop.py").write_text(JOBS)
     assert cli("enqueue", "shop:hello", "--json").json["type"] == "hello"
     job = cli("enqueue", "shop:transcode", "-a", "input=x", "--json").json
@@ -383,12 +383,12 @@ def test_a_task_may_be_named_with_its_module(cli: Cli, monkeypatch: pytest.Monke
 # --- dead letters
 
 
-def test_dead_letters_are_listed_retried_and_dropped(cli: Cli, hand: JobFactory) -> None:
+def test_dead_letters_are_listed_retried_and_dropped(cli: Cli, factory: JobFactory) -> None:
     assert cli("migrate").code == 0
     assert cli("dead", "list").out == "no dead letters\n"
-    first = hand.fail(cli, "report", "--tenant", "acme")
-    second = hand.fail(cli, "mail", "--tenant", "acme")
-    third = hand.fail(cli, "report")
+    first = factory.fail(cli, "report", "--tenant", "acme")
+    second = factory.fail(cli, "mail", "--tenant", "acme")
+    third = factory.fail(cli, "report")
     listed = [job["id"] for job in cli("dead", "list", "--json").json]
     assert listed == [third, second, first]
     assert [job["id"] for job in cli("dead", "list", "--task", "mail", "--json").json] == [second]
@@ -416,9 +416,9 @@ def test_dead_letters_are_listed_retried_and_dropped(cli: Cli, hand: JobFactory)
     assert cli("jobs", "show", second, "--json").json["status"] == "FAILED"
 
 
-def test_dead_letters_are_chosen_by_their_error(cli: Cli, hand: JobFactory) -> None:
-    full = [hand.fail(cli, error=f"OSError: disk {number} is full") for number in range(3)]
-    other = hand.fail(cli)
+def test_dead_letters_are_selected_by_error(cli: Cli, factory: JobFactory) -> None:
+    full = [factory.fail(cli, error=f"OSError: disk {number} is full") for number in range(3)]
+    other = factory.fail(cli)
     assert [job["id"] for job in cli("dead", "list", "--error", "OSError", "--json").json] == full[::-1]
     groups = cli("dead", "list", "--by-error", "--json").json
     assert [(group["error"], group["count"]) for group in groups] == [
@@ -436,7 +436,8 @@ def test_dead_letters_are_chosen_by_their_error(cli: Cli, hand: JobFactory) -> N
             "more": False,
             "dry_run": True,
         }
-        plan = cli("dead", verb, "--all", "--dry-run").out.splitlines()  # Nobody is asked: nothing happens.
+        # A dry run asks for no confirmation and changes nothing.
+        plan = cli("dead", verb, "--all", "--dry-run").out.splitlines()
         assert plan[0] == f"4 dead letters would {words}"
         assert [line.split() for line in plan[1:]] == [
             "3 report OSError: disk … is full".split(),
@@ -448,11 +449,11 @@ def test_dead_letters_are_chosen_by_their_error(cli: Cli, hand: JobFactory) -> N
     assert cli("dead", "drop", "--error", "", "--yes").code == 2
 
 
-def test_dead_letters_must_be_named(cli: Cli, hand: JobFactory) -> None:
-    job_id = hand.fail(cli)
+def test_dead_letters_need_an_explicit_selection(cli: Cli, factory: JobFactory) -> None:
+    job_id = factory.fail(cli)
     for command in ("retry", "drop"):
-        assert "say which" in cli("dead", command, "--yes").err
-        assert "say which" in cli("dead", command, job_id, "--all", "--yes").err
+        assert "give ids" in cli("dead", command, "--yes").err
+        assert "give either ids" in cli("dead", command, job_id, "--all", "--yes").err
         assert cli("dead", command, "job_zzz", "--yes").code == 3
         assert cli("dead", command, new(cli), "--yes").code == 2
     assert len(cli("dead", "list", "--json").json) == 1
@@ -461,11 +462,11 @@ def test_dead_letters_must_be_named(cli: Cli, hand: JobFactory) -> None:
 # --- workers and queues
 
 
-def test_workers_are_listed_and_asked_to_drain(cli: Cli, hand: JobFactory) -> None:
+def test_workers_are_listed_and_asked_to_drain(cli: Cli, factory: JobFactory) -> None:
     cli("migrate")
     assert cli("workers", "list").out.startswith("no worker is alive; ")
-    hand.live("web-1")
-    hand.live("web-2", queues=["mail"], tasks=[f"t{n}" for n in range(9)])
+    factory.live("web-1")
+    factory.live("web-2", queues=["mail"], tasks=[f"t{n}" for n in range(9)])
     shapes = cli("workers", "list", "--json").json
     assert [(shape["name"], shape["slots"], shape["draining"]) for shape in shapes] == [
         ("web-1", 4, False),
@@ -478,30 +479,32 @@ def test_workers_are_listed_and_asked_to_drain(cli: Cli, hand: JobFactory) -> No
     assert "web-1  draining" in cli("workers", "list").out
     assert cli("workers", "drain", "node_web-2", "--json").json["name"] == "web-2"
     assert cli("workers", "drain", "web-2", "--wait", "--timeout", "200ms").code == 6
-    hand.live("web-3")
+    factory.live("web-3")
 
     def leave() -> None:
         wait_until(
-            lambda: any(node.name == "web-3" and node.asked for node in hand.do(lambda store: store.nodes.alive(HOUR))),
+            lambda: any(
+                node.name == "web-3" and node.asked for node in factory.do(lambda store: store.nodes.alive(HOUR))
+            ),
             "web-3 to be asked to drain",
         )
-        hand.do(lambda store: store.nodes.leave("node_web-3"))
+        factory.do(lambda store: store.nodes.leave("node_web-3"))
 
-    with hand.soon(leave):
+    with factory.in_background(leave):
         assert cli("workers", "drain", "web-3", "--wait").out == "web-3 has gone\n"
     assert cli("workers", "drain", "web-3").code == 3
-    hand.do(lambda store: store.nodes.beat(Node(id="node_x", name="web-1", roles=("worker",), state={})))
+    factory.do(lambda store: store.nodes.beat(Node(id="node_x", name="web-1", roles=("worker",), state={})))
     assert "several workers" in cli("workers", "drain", "web-1").err
-    hand.do(lambda store: store.nodes.beat(Node(id="node_s", name="sched", roles=("scheduler",), state={})))
+    factory.do(lambda store: store.nodes.beat(Node(id="node_s", name="sched", roles=("scheduler",), state={})))
     assert cli("workers", "drain", "sched").code == 3
 
 
-def test_queues_are_listed_paused_and_resumed(cli: Cli, hand: JobFactory) -> None:
+def test_queues_are_listed_paused_and_resumed(cli: Cli, factory: JobFactory) -> None:
     cli("migrate")
-    assert cli("queues", "list").out == "nothing waits and nothing runs\n"
+    assert cli("queues", "list").out == "no pending or running jobs\n"
     new(cli)
     new(cli, "report", "--queue", "mail")
-    hand.claim("mail")
+    factory.claim("mail")
     paused = cli("queues", "pause", "empty", "--reason", "later").out
     assert re.fullmatch(r"empty is paused for [\d.]+m?s by cli: later\n", paused)
     assert cli("queues", "pause", "empty").out.startswith("empty is already paused for ")
@@ -521,13 +524,13 @@ def test_queues_are_listed_paused_and_resumed(cli: Cli, hand: JobFactory) -> Non
 # --- status and top
 
 
-def test_status_shows_workers_dead_letters_and_failing_schedules(cli: Cli, hand: JobFactory) -> None:
+def test_status_shows_workers_dead_letters_and_failing_schedules(cli: Cli, factory: JobFactory) -> None:
     cli("schedules", "put", "daily", "--task", "report", *NEVER_DUE)
-    hand.live()
-    hand.live("web-2", draining=True)
+    factory.live()
+    factory.live("web-2", draining=True)
     for _ in range(3):
         cli("schedules", "trigger", "daily")
-        hand.end(hand.claim(), Raised(REFUSED))
+        factory.end(factory.claim(), Raised(REFUSED))
     status = cli("status", "--json").json
     assert [worker["name"] for worker in status["workers"]] == ["web-1", "web-2"]
     assert status["dead"]["total"] == 3
@@ -541,12 +544,12 @@ def test_status_shows_workers_dead_letters_and_failing_schedules(cli: Cli, hand:
     assert cli("schedules", "show", "daily", "--json").json["failing"] == 3
 
 
-def test_top_writes_one_frame_into_a_pipe(cli: Cli, hand: JobFactory) -> None:
+def test_top_prints_one_frame_into_a_pipe(cli: Cli, factory: JobFactory) -> None:
     cli("schedules", "put", "daily", "--task", "report", *NEVER_DUE)
-    hand.fail(cli)
-    hand.live()
+    factory.fail(cli)
+    factory.live()
     job_id = new(cli)
-    hand.report(hand.claim(), progress=40, detail='{"step": "Writing", "eta": 60}')
+    factory.report(factory.claim(), progress=40, detail='{"step": "Writing", "eta": 60}')
     for option in ((), ("--once",)):
         text = cli("top", *option).out
         assert text.startswith("! The schedule is on time · 1 running · 0 waiting · 1 needs you")
@@ -561,20 +564,20 @@ def test_top_writes_one_frame_into_a_pipe(cli: Cli, hand: JobFactory) -> None:
     assert {"store", "workers", "queues", "dead", "schedules"} <= set(picture)
 
 
-# --- on a server
+# --- on PostgreSQL
 
 
 @pytest.mark.postgres
-def test_the_same_on_postgresql(cli: Cli, migrated_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_commands_on_postgresql(cli: Cli, migrated_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADWAY_STORE", migrated_url)
-    hand = JobFactory(migrated_url)
-    hand.live()
+    factory = JobFactory(migrated_url)
+    factory.live()
     cli("schedules", "put", "daily", "--task", "report", "--overlap", "queue", *NEVER_DUE)
-    dead = hand.fail(cli)
+    dead = factory.fail(cli)
     cli("schedules", "trigger", "daily")
     blocked = cli("schedules", "trigger", "daily", "--json").json["id"]
-    claimed = hand.claim()
-    hand.report(claimed, progress=5, detail='{"step": "x"}', lines=((None, "log", "one"),))
+    claimed = factory.claim()
+    factory.report(claimed, progress=5, detail='{"step": "x"}', lines=((None, "log", "one"),))
     assert cli("jobs", "why", blocked, "--json").json["why"].startswith(f"waits for {claimed.job_id} to end")
     for job_id in (dead, blocked, claimed.job_id):
         for command in ("show", "why", "events", "logs"):
@@ -583,20 +586,20 @@ def test_the_same_on_postgresql(cli: Cli, migrated_url: str, monkeypatch: pytest
     assert cli("queues", "pause", "default").code == 0
     for args in (("status",), ("top",), ("queues", "list"), ("workers", "list"), ("dead", "list")):
         assert (cli(*args).code, cli(*args, "--json").code) == (0, 0)
-    with hand.soon(lambda: hand.end(claimed, Succeeded("1"))):
+    with factory.in_background(lambda: factory.end(claimed, Succeeded("1"))):
         assert cli("jobs", "watch", claimed.job_id).code == 0
     assert cli("dead", "retry", "--all", "--yes").out == "1 job enqueued\n"
     assert cli("workers", "drain", "web-1").code == 0
 
 
-def test_what_is_done_at_a_terminal_is_in_the_trail(cli: Cli) -> None:
+def test_commands_are_in_the_audit_log(cli: Cli) -> None:
     (cli.folder / "plans.toml").write_text('[schedules.weekly]\ntask = "report"\ncron = "0 6 * * 1"\n')
     first, second = (cli("enqueue", "report", "--json").json["id"] for _ in range(2))
     for command in (
         ("jobs", "cancel", first, "--reason", "not needed"),
         ("jobs", "retry", first),
         ("queues", "pause", "default", "--reason", "maintenance"),
-        ("queues", "pause", "default"),  # Already: nothing has changed.
+        ("queues", "pause", "default"),  # Already paused: nothing changes.
         ("queues", "resume", "default"),
         ("schedules", "put", "daily", "--task", "report", "--cron", "0 6 * * *"),
         ("schedules", "put", "daily", "--task", "report", "--cron", "0 6 * * *"),
@@ -633,7 +636,7 @@ def test_what_is_done_at_a_terminal_is_in_the_trail(cli: Cli) -> None:
     assert trail[9]["detail"]["jobs"] >= 1
 
 
-def test_purge_erases_what_has_ended_and_says_what_has_not(cli: Cli) -> None:
+def test_purge_erases_finished_jobs_and_reports_the_rest(cli: Cli) -> None:
     first, second = (
         cli("enqueue", "report", "--tenant", "acme", "--arg", "who=Ada", "--json").json["id"] for _ in range(2)
     )
@@ -652,7 +655,7 @@ def test_purge_erases_what_has_ended_and_says_what_has_not(cli: Cli) -> None:
     assert cli("audit").code == 0
 
 
-def test_purge_by_key_comes_back_for_reruns_that_have_not_ended(cli: Cli) -> None:
+def test_purge_by_key_covers_unfinished_reruns_later(cli: Cli) -> None:
     hook = "https://example.org/ada"
     given = ("--arg", "who=Ada", "--key", "ada", "--callback-url", hook)
     first = cli("enqueue", "report", *given, "--json").json["id"]

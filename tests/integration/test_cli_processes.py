@@ -1,4 +1,4 @@
-"""The installed script in processes of its own: signals, terminals, pipes, and a store that comes late."""
+"""The installed script in separate processes: signals, terminals, pipes, and a store that is late."""
 
 import contextlib
 import fcntl
@@ -34,7 +34,7 @@ HEADWAY = str(Path(sys.executable).with_name("headway"))
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that are called in this process find a slow machine healthy."""
+    """Raise the timeouts of commands that run in this process, for a slow machine."""
     be_patient(monkeypatch)
 
 
@@ -56,16 +56,16 @@ def headway(folder: Path, *args: str, **more: str) -> subprocess.CompletedProces
     )
 
 
-def told(store: str, *args: str) -> Any:
-    """Ask in this process, which is quicker."""
+def output_of(store: str, *args: str) -> Any:
+    """Run a command in this process, which is faster; return its JSON output."""
     written = io.StringIO()
     with contextlib.redirect_stdout(written):
         assert run([*args, "--json", "--store", store]) == 0
     return json.loads(written.getvalue())
 
 
-def told_in(folder: Path, *args: str) -> Any:
-    """Ask in a process of its own, in a folder."""
+def output_in(folder: Path, *args: str) -> Any:
+    """Run a command in a separate process, in a folder; return its JSON output."""
     done = headway(folder, *args, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -76,7 +76,7 @@ def file_store(folder: Path) -> str:
 
 
 def rewrite(file: Path, text: str) -> None:
-    """Change a file at once: nobody sees it while it is half written."""
+    """Replace a file atomically: no process sees it half written."""
     new = file.with_name(f"{file.name}.new")
     new.write_text(text)
     new.replace(file)
@@ -84,7 +84,7 @@ def rewrite(file: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def started(folder: Path, name: str, *args: str, **more: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """Run a long command with its output in a file, and end it with the block."""
+    """Run a long command with its output in a log file, and kill it at the end of the block."""
     log = evidence.log_file(f"headway {name}")
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -97,12 +97,12 @@ def started(folder: Path, name: str, *args: str, **more: str) -> Iterator[tuple[
         process.wait(DEADLINE_S)
 
 
-def says(log: Path, text: str) -> Callable[[], bool]:
+def logged(log: Path, text: str) -> Callable[[], bool]:
     return lambda: text in log.read_text()
 
 
 def on_terminal(folder: Path, *args: str, columns: int = 100, typed: str = "", **more: str) -> tuple[int, str]:
-    """Run a command on a terminal of its own, type something, and return its exit code and what it wrote there."""
+    """Run a command on a pseudo-terminal, type something; return its exit code and its output."""
     main, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     process = subprocess.Popen(
@@ -123,8 +123,8 @@ def on_terminal(folder: Path, *args: str, columns: int = 100, typed: str = "", *
     return process.wait(DEADLINE_S), written.decode()
 
 
-def test_help_needs_neither_store_nor_engine(tmp_path: Path) -> None:
-    """Under 0.3 s on a machine at rest. What costs time is what is loaded, and that can be counted anywhere."""
+def test_help_loads_neither_store_nor_engine(tmp_path: Path) -> None:
+    """It takes under 0.3 s on an idle machine. Imports take most of the time, and they can be counted anywhere."""
     code = (
         "import sys; from headway.cli.root import run; run(['--help']);"
         "heavy = {'asyncio', 'msgspec', 'sqlite3', 'rich', 'pydantic', 'headway.app', 'headway.store'};"
@@ -138,7 +138,7 @@ def test_help_needs_neither_store_nor_engine(tmp_path: Path) -> None:
         assert f"\n  {name} " in shown.stdout
 
 
-def test_a_plain_command_does_not_load_the_validation_library(tmp_path: Path) -> None:
+def test_plain_command_does_not_load_the_validation_library(tmp_path: Path) -> None:
     code = (
         "import sys; from headway.cli.root import run; run(['migrate', '--store', 'sqlite:///x.db']);"
         "sys.exit(5 if 'pydantic' in sys.modules or 'rich' in sys.modules else 0)"
@@ -147,9 +147,9 @@ def test_a_plain_command_does_not_load_the_validation_library(tmp_path: Path) ->
     assert done.returncode == 0
 
 
-def test_a_terminal_gets_colours_unless_told_otherwise_and_whole_ids(tmp_path: Path) -> None:
-    told(file_store(tmp_path), "schedules", "put", "daily", "--task", "t", "--every", "1h")
-    job = told(file_store(tmp_path), "schedules", "trigger", "daily")["id"]
+def test_terminal_gets_colours_and_full_ids(tmp_path: Path) -> None:
+    output_of(file_store(tmp_path), "schedules", "put", "daily", "--task", "t", "--every", "1h")
+    job = output_of(file_store(tmp_path), "schedules", "trigger", "daily")["id"]
     for columns in (100, 20):
         code, text = on_terminal(tmp_path, "jobs", "list", columns=columns)
         assert code == 0
@@ -161,7 +161,7 @@ def test_a_terminal_gets_colours_unless_told_otherwise_and_whole_ids(tmp_path: P
     assert json.loads(text)[0]["name"] == "daily"
 
 
-def test_whoever_reads_may_stop_reading(tmp_path: Path) -> None:
+def test_reader_of_a_pipe_may_close_it(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
@@ -176,11 +176,11 @@ def test_whoever_reads_may_stop_reading(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_a_destructive_command_asks_on_a_terminal(tmp_path: Path) -> None:
-    told(file_store(tmp_path), "schedules", "put", "daily", "--task", "t", "--every", "1h")
+def test_destructive_command_asks_for_confirmation_on_a_terminal(tmp_path: Path) -> None:
+    output_of(file_store(tmp_path), "schedules", "put", "daily", "--task", "t", "--every", "1h")
     code, text = on_terminal(tmp_path, "schedules", "remove", "daily", typed="n\n")
     assert code == 130, text
-    assert told(file_store(tmp_path), "schedules", "show", "daily")["name"] == "daily"
+    assert output_of(file_store(tmp_path), "schedules", "show", "daily")["name"] == "daily"
 
 
 APP = """
@@ -200,50 +200,50 @@ app.schedule("hello", hello, Every("1h"))
 """
 
 
-def test_dev_runs_jobs_restarts_when_the_app_changes_and_survives_its_mistakes(tmp_path: Path) -> None:
+def test_dev_reloads_the_app_and_survives_its_errors(tmp_path: Path) -> None:
     source = tmp_path / "shop.py"
     source.write_text(APP)
     with started(tmp_path, "dev", "dev", "shop:app") as (process, log):
-        wait_until(says(log, "schedules_synchronised app=shop"), "the app to run")
-        job = told(file_store(tmp_path), "enqueue", "hello", "--wait", "--timeout", "90s")
+        wait_until(logged(log, "schedules_synchronised app=shop"), "the app to run")
+        job = output_of(file_store(tmp_path), "enqueue", "hello", "--wait", "--timeout", "90s")
         assert (job["status"], job["result"]) == ("COMPLETED", "hello, world")
         assert 'line="saying hello"' in next(line for line in log.read_text().splitlines() if job["id"] in line)
-        lines = told(file_store(tmp_path), "jobs", "logs", job["id"])
+        lines = output_of(file_store(tmp_path), "jobs", "logs", job["id"])
         assert [(line["stream"], line["level"], line["line"]) for line in lines] == [("stdout", "info", "saying hello")]
         headway(tmp_path, "enqueue", "torn", "--wait", "--timeout", "90s")
         wait_until(
-            says(log, 'status=FAILED reason="raised, failure 1 of 1" error="ValueError: torn in two"'), "its error"
+            logged(log, 'status=FAILED reason="raised, failure 1 of 1" error="ValueError: torn in two"'), "its error"
         )
-        wait_until(says(log, "raise ValueError("), "its traceback")
+        wait_until(logged(log, "raise ValueError("), "its traceback")
         rewrite(source, APP + "\noops(")
-        wait_until(says(log, "waiting_for_a_change"), "the mistake to be told")
+        wait_until(logged(log, "waiting_for_a_change"), "the error message")
         mistake = log.read_text().partition("restarting changed=shop.py")[2].splitlines()
-        assert ["SyntaxError" in line for line in mistake] == [False, True, False], "one line says what is wrong"
+        assert ["SyntaxError" in line for line in mistake] == [False, True, False], "the error is one line"
         assert mistake[1].startswith("headway: the app 'shop:app' cannot be imported from")
         rewrite(source, APP.replace("1h", "2h").replace("world", "you"))
-        wait_until(says(log, '"1 changed"'), "the change to arrive")
-        job = told(file_store(tmp_path), "enqueue", "hello", "--wait", "--timeout", "90s")
+        wait_until(logged(log, '"1 changed"'), "the changed schedule")
+        job = output_of(file_store(tmp_path), "enqueue", "hello", "--wait", "--timeout", "90s")
         assert job["result"] == "hello, you"
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 0
-    assert told(file_store(tmp_path), "schedules", "show", "hello")["rule"] == "every 2h"
-    assert told(file_store(tmp_path), "status")["nodes"] == []
+    assert output_of(file_store(tmp_path), "schedules", "show", "hello")["rule"] == "every 2h"
+    assert output_of(file_store(tmp_path), "status")["nodes"] == []
 
 
-def test_a_killed_dev_node_comes_back_and_another_node_answers_meanwhile(tmp_path: Path) -> None:
+def test_killed_dev_node_restarts_and_another_node_serves_the_api(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(APP)
     own = {"HEADWAY_PORT": str(free_port())}
     url = f"http://127.0.0.1:{own['HEADWAY_PORT']}/livez"
     with started(tmp_path, "dev", "dev", "shop:app", **own) as (dev, log):
-        wait_until(says(log, "listening"), "the API of dev")
+        wait_until(logged(log, "listening"), "the API of dev")
         with started(tmp_path, "serve", "serve", "--app", "shop:app", **own) as (serve, other):
-            wait_until(says(other, "no_API_here"), "the second node")
+            wait_until(logged(other, "no_API_here"), "the second node")
             [first] = re.findall(r"starting node=\S+ name=\S+-(\d+) ", log.read_text())
             os.kill(int(first), signal.SIGKILL)
-            wait_until(says(log, 'restarting reason="the node was killed by SIGKILL"'), "dev to notice")
-            wait_until(lambda: len(re.findall(" starting node=", log.read_text())) == 2, "dev to start again")
+            wait_until(logged(log, 'restarting reason="the node was killed by SIGKILL"'), "dev to notice")
+            wait_until(lambda: len(re.findall(" starting node=", log.read_text())) == 2, "dev to restart")
             wait_until(
-                lambda: (log.read_text() + other.read_text()).count("listening url=") == 2, "one of them to answer"
+                lambda: (log.read_text() + other.read_text()).count("listening url=") == 2, "one of them to listen"
             )
             assert httpx.get(url, trust_env=False, timeout=DEADLINE_S).status_code == 200
             for process in (serve, dev):
@@ -251,7 +251,7 @@ def test_a_killed_dev_node_comes_back_and_another_node_answers_meanwhile(tmp_pat
                 assert process.wait(DEADLINE_S) == 0
 
 
-def test_an_app_that_fails_to_load_is_told_once(tmp_path: Path) -> None:
+def test_app_that_fails_to_load_is_reported_once(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text("raise RuntimeError('no database')")
     done = headway(tmp_path, "serve", "--app", "shop:app", "--port", "0")
     assert (done.returncode, done.stderr.count("no database"), done.stderr.count("\n")) == (2, 1, 1)
@@ -268,24 +268,24 @@ args = {who = "you"}
 """
 
 
-def test_dev_needs_no_python_and_watches_the_file_of_settings(tmp_path: Path) -> None:
+def test_dev_works_without_python_and_watches_headway_toml(tmp_path: Path) -> None:
     file = tmp_path / "headway.toml"
     file.write_text(TASKS)
     with started(tmp_path, "dev", "dev") as (process, log):
-        wait_until(says(log, "schedules_synchronised app=headway.toml"), "the file to be an app")
-        job = told_in(tmp_path, "enqueue", "greet", "-a", "who=world", "--wait", "--timeout", "90s")
+        wait_until(logged(log, "schedules_synchronised app=headway.toml"), "the app of the file to run")
+        job = output_in(tmp_path, "enqueue", "greet", "-a", "who=world", "--wait", "--timeout", "90s")
         assert (job["status"], job["result"]) == ("COMPLETED", {"exit_code": 0})
         assert "hello world" in headway(tmp_path, "jobs", "logs", job["id"]).stdout
         rewrite(file, file.read_text().replace('"1h"', '"2h"'))
-        wait_until(says(log, "restarting changed=headway.toml"), "the change to be seen")
-        wait_until(says(log, '"1 changed"'), "the change to arrive")
+        wait_until(logged(log, "restarting changed=headway.toml"), "the reload")
+        wait_until(logged(log, '"1 changed"'), "the changed schedule")
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 0
     refused = headway(tmp_path, "enqueue", "greet")
     assert (refused.returncode, "missing a required argument: 'who'" in refused.stderr) == (2, True)
 
 
-def test_a_worker_without_tasks_says_where_they_could_be(tmp_path: Path) -> None:
+def test_worker_without_tasks_names_the_options(tmp_path: Path) -> None:
     refused = headway(tmp_path, "worker")
     assert refused.returncode == 2
     assert refused.stderr.endswith(
@@ -297,24 +297,26 @@ def test_a_worker_without_tasks_says_where_they_could_be(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def test_a_stopped_scheduler_hands_its_lease_over(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_stopped_scheduler_releases_its_lease(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     store = file_store(tmp_path) if kind == "sqlite" else request.getfixturevalue("postgres_url")
-    told(store, "migrate")
+    output_of(store, "migrate")
 
     def status() -> Any:
-        return told(store, "status")
+        return output_of(store, "status")
 
-    options = ("scheduler", "--leader-lease", "10m")  # Far longer than the test waits: only a hand-over is quick.
+    # Far longer than the test waits: only a released lease is taken over quickly.
+    options = ("scheduler", "--leader-lease", "10m")
     with started(tmp_path, "one", *options, "--node", "one", HEADWAY_STORE=store) as (first, log):
-        wait_until(says(log, "leading role=scheduler/0"), "the first to lead")
+        wait_until(logged(log, "leading role=scheduler/0"), "the first to lead")
         with started(tmp_path, "two", *options, "--node", "two", HEADWAY_STORE=store) as (second, second_log):
             wait_until(lambda: len(status()["nodes"]) == 2, "both to be alive")
             before = status()
             assert before["leader"]["name"] == "one"
-            slow = ("has stood still for", "polls: notifications do not reach it")  # What a slow machine may add.
+            # Faults that a slow machine may add.
+            slow = ("has been stuck for", "polls, because notifications do not reach it")
             assert [fault for fault in before["degraded"] if not any(words in fault for words in slow)] == []
             first.send_signal(signal.SIGTERM)
-            wait_until(says(second_log, "leading role=scheduler/0"), "the second to lead")
+            wait_until(logged(second_log, "leading role=scheduler/0"), "the second to lead")
             assert first.wait(DEADLINE_S) == 0
             after = status()
             assert after["leader"]["name"] == "two"
@@ -328,7 +330,7 @@ def test_a_stopped_scheduler_hands_its_lease_over(kind: str, tmp_path: Path, req
 def test_decisions_are_logged_and_recorded(tmp_path: Path) -> None:
     store = file_store(tmp_path)
     every_instant = ("--overlap", "allow", "--missed", "all", "--catch-up-limit", "1000")  # Also on a slow machine.
-    told(store, "schedules", "put", "beat", "--task", "t", "--every", "500ms", *every_instant)
+    output_of(store, "schedules", "put", "beat", "--task", "t", "--every", "500ms", *every_instant)
     with started(tmp_path, "scheduler", "scheduler", "--json") as (process, log):
         wait_until(lambda: log.read_text().count('"decided"') >= 2, "two decisions")
         process.send_signal(signal.SIGTERM)
@@ -336,44 +338,44 @@ def test_decisions_are_logged_and_recorded(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert all({"at", "level", "event"} <= set(line) for line in lines)
     decided = next(line for line in lines if line["event"] == "decided")
-    if "schedule" in decided:  # A machine that is busy decides several instants in one tick.
+    if "schedule" in decided:  # A busy machine decides several instants in one tick.
         assert (decided["schedule"], decided["outcome"]) == ("beat", "fired")
-    assert {item["outcome"] for item in told(store, "schedules", "history", "beat")} == {"fired"}
-    assert told(store, "audit")["ok"] is True
+    assert {item["outcome"] for item in output_of(store, "schedules", "history", "beat")} == {"fired"}
+    assert output_of(store, "audit")["ok"] is True
 
 
-def test_what_somebody_else_has_keeps_no_node_from_starting(tmp_path: Path) -> None:
-    """A declared name that an operator has taken is skipped with attention. In lock mode, beside another tenant's."""
+def test_foreign_schedule_does_not_prevent_the_start(tmp_path: Path) -> None:
+    """A declared name that belongs to an operator is skipped and reported, in lock mode, beside another tenant."""
     store = file_store(tmp_path)
     often = ("--task", "t", "--every", "500ms", "--overlap", "allow")
-    told(store, "schedules", "put", "nightly", "--task", "t", "--every", "9d")  # Before the app declares it.
-    told(store, "schedules", "put", "acme/mine", *often)
+    output_of(store, "schedules", "put", "nightly", "--task", "t", "--every", "9d")  # Before the app declares it.
+    output_of(store, "schedules", "put", "acme/mine", *often)
     (tmp_path / "headway.toml").write_text(
         'name = "shop"\n[tasks.t]\ncommand = ["true"]\n'
         '[schedules.nightly]\ntask = "t"\nevery = "1h"\n[schedules.mine]\ntask = "t"\nevery = "1h"\n'
     )
     with started(tmp_path, "scheduler", "scheduler", HEADWAY_COORDINATION_MODE="lock") as (process, log):
-        wait_until(says(log, "schedules_synchronised"), "the app's schedules to be in the store")
+        wait_until(logged(log, "schedules_synchronised"), "the app to synchronise its schedules")
         assert "1 created, 1 skipped" in log.read_text()
-        wait_until(says(log, "schedule=acme/mine"), "a decision for the other tenant")
-        wait_until(lambda: told(store, "status")["nodes"], "the node to say that it lives")
-        fault = "the app 'shop' declares it too, and that is skipped: schedule 'nightly' belongs to nobody's code"
-        assert any(fault in words for words in told(store, "status")["degraded"])
+        wait_until(logged(log, "schedule=acme/mine"), "a decision for the other tenant")
+        wait_until(lambda: output_of(store, "status")["nodes"], "a heartbeat of the node")
+        fault = "the app 'shop' declares it too, and that is skipped: schedule 'nightly' belongs to no app or file"
+        assert any(fault in words for words in output_of(store, "status")["degraded"])
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 0
-    stored = {(one["tenant"], one["name"]): one["rule"] for one in told(store, "schedules", "list")}
+    stored = {(one["tenant"], one["name"]): one["rule"] for one in output_of(store, "schedules", "list")}
     assert stored == {
         ("acme", "mine"): "every 500ms",
         ("default", "mine"): "every 1h",
         ("default", "nightly"): "every 9d",
     }
-    assert told(store, "audit")["ok"] is True
+    assert output_of(store, "audit")["ok"] is True
 
 
-def test_a_scheduler_that_waits_for_its_store_can_be_stopped(tmp_path: Path) -> None:
+def test_scheduler_waiting_for_its_store_can_be_stopped(tmp_path: Path) -> None:
     with started(tmp_path, "s", "scheduler", "--store", "postgresql://u:s3cret@127.0.0.1:1/none") as (process, log):
-        wait_until(says(log, "waiting_for_the_store"), "it to wait for the store")
+        wait_until(logged(log, "waiting_for_the_store"), "the scheduler to wait for the store")
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 0
     assert "store=postgresql " in log.read_text()
@@ -381,7 +383,7 @@ def test_a_scheduler_that_waits_for_its_store_can_be_stopped(tmp_path: Path) -> 
 
 
 @pytest.mark.postgres
-def test_a_scheduler_waits_for_a_store_that_is_down_and_then_works(
+def test_scheduler_waits_for_an_unavailable_store(
     tmp_path: Path, postgres_server: PostgresServer, migrated_url: str
 ) -> None:
     with Proxies() as proxies:
@@ -389,18 +391,16 @@ def test_a_scheduler_waits_for_a_store_that_is_down_and_then_works(
         store = migrated_url.replace(f":{postgres_server.port}/", f":{way.port}/")
         way.set(REFUSED)
         with started(tmp_path, "late", "scheduler", HEADWAY_STORE=store) as (process, log):
-            wait_until(says(log, "waiting_for_the_store"), "it to say that it waits")
+            wait_until(logged(log, "waiting_for_the_store"), "the scheduler to wait for the store")
             assert run(["status", "--store", store]) == 5
             way.set(CLEAR)
-            wait_until(says(log, "leading role=scheduler/0"), "it to lead")
+            wait_until(logged(log, "leading role=scheduler/0"), "the scheduler to lead")
             process.send_signal(signal.SIGTERM)
             assert process.wait(DEADLINE_S) == 0
 
 
 @pytest.mark.postgres
-def test_postgresql_must_be_migrated_first_and_then_everything_works(
-    cli: Cli, postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_postgresql_must_be_migrated_first(cli: Cli, postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres, "PROBE_S_MAX", DEADLINE_S)
     monkeypatch.setattr(primary, "CONNECT_S_MAX", DEADLINE_S)
     missing = "headway: the database has no Headway schema yet; run `headway migrate`"
@@ -419,11 +419,11 @@ def test_postgresql_must_be_migrated_first_and_then_everything_works(
     marks = {check["check"]: check["mark"] for check in report.json["checks"]}
     assert (report.code, report.err) == (0, "")
     assert (marks["database"], marks["wake_ups"], marks["schema"], marks["audit"]) == ("ok", "ok", "ok", "ok")
-    assert marks["durability"] == "warn"  # The tests' server does not wait for its disk, and says so.
+    assert marks["durability"] == "warn"  # The test server does not fsync, which doctor reports.
 
 
 @pytest.mark.postgres
-def test_doctor_sees_a_pooler_in_between(cli: Cli, migrated_url: str, pgbouncer: PgBouncer) -> None:
+def test_doctor_detects_a_connection_pooler(cli: Cli, migrated_url: str, pgbouncer: PgBouncer) -> None:
     report = cli("doctor", "--json", "--store", pgbouncer.url(migrated_url))
     checks = {check["check"]: check for check in report.json["checks"]}
     assert (report.code, checks["wake_ups"]["mark"]) == (0, "warn")

@@ -1,4 +1,4 @@
-"""What is drawn on a real terminal: it moves, it can be left at any time, and it leaves everything as it was."""
+"""Output on a real terminal: it updates, it can be left at any time, and it restores the terminal."""
 
 import codecs
 import contextlib
@@ -27,7 +27,7 @@ HEADWAY = str(Path(sys.executable).with_name("headway"))
 
 
 class Screen:
-    """A command on a terminal of its own."""
+    """A command on a pseudo-terminal."""
 
     def __init__(self, folder: Path, *args: str, columns: int, rows: int) -> None:
         self._main, side = pty.openpty()
@@ -47,7 +47,7 @@ class Screen:
         )
         self.side = side
         self.written = ""
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # A read may end within a character.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # A read may end inside a character.
         evidence.attach(" ".join(("headway", *args)), lambda: self.plain)
 
     def wait_for(self, text: str) -> None:
@@ -68,27 +68,27 @@ class Screen:
 
     @property
     def plain(self) -> str:
-        """What was written, without its colours and movements."""
+        """The output without colours and cursor movements."""
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.written)
 
     def press(self, keys: str) -> None:
-        """Type."""
+        """Send keys."""
         os.write(self._main, keys.encode())
 
     def end(self) -> int:
-        """Wait for the end of the command, and read what is left."""
+        """Wait for the command to exit, and read the rest; return the exit code."""
 
         def has_ended() -> bool:
             self._read()
             return self.process.poll() is not None
 
-        wait_until(has_ended, "the end of the command", every_s=0)
+        wait_until(has_ended, "the command to exit", every_s=0)
         while self._read():
             pass
         return self.process.returncode
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Kill the command and close the terminal."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -106,42 +106,42 @@ def on_screen(folder: Path, *args: str, columns: int = 100, rows: int = 30) -> I
 
 
 @pytest.fixture
-def hand(cli: Cli) -> JobFactory:
+def factory(cli: Cli) -> JobFactory:
     return JobFactory(f"sqlite:///{cli.folder / 'headway.db'}")
 
 
-def test_a_job_is_drawn_until_its_end(cli: Cli, hand: JobFactory) -> None:
-    hand.live()
+def test_watch_draws_a_job_until_its_end(cli: Cli, factory: JobFactory) -> None:
+    factory.live()
     with on_screen(cli.folder, "enqueue", "report", "--watch") as screen:
         screen.wait_for("Ctrl-C stops watching, not the job")
-        claimed = hand.claim()
-        hand.report(claimed, progress=40, detail='{"step": "Writing", "done": 4, "total": 10, "rate": 2.0}')
+        claimed = factory.claim()
+        factory.report(claimed, progress=40, detail='{"step": "Writing", "done": 4, "total": 10, "rate": 2.0}')
         screen.wait_for("▸ Writing  ━")
         screen.wait_for("40%  4/10 · 2.0/s")
-        hand.end(claimed, Succeeded('"done"'))
+        factory.end(claimed, Succeeded('"done"'))
         assert screen.end() == 0
         assert screen.plain.rstrip().endswith('result "done"')
-        assert "\x1b[?25h" in screen.written  # The cursor is back.
+        assert "\x1b[?25h" in screen.written  # The cursor is visible again.
 
 
-def test_leaving_a_watch_leaves_the_job_alone(cli: Cli, hand: JobFactory) -> None:
+def test_interrupted_watch_does_not_affect_the_job(cli: Cli, factory: JobFactory) -> None:
     job_id = new(cli)
-    hand.claim()
+    factory.claim()
     with on_screen(cli.folder, "jobs", "watch", job_id) as screen:
         screen.wait_for("elapsed ")
         screen.process.send_signal(signal.SIGINT)
         assert screen.end() == 130
         assert f"stopped watching; {job_id} goes on (RUNNING, 0%)" in screen.plain.replace("\r\n", "")
         assert "Traceback" not in screen.plain
-        assert "headway: " not in screen.plain  # Nothing went wrong.
+        assert "headway: " not in screen.plain  # No error message.
     job = cli("jobs", "show", job_id, "--json").json
     assert (job["status"], job["attempts"]) == ("RUNNING", 1)
 
 
 @pytest.mark.parametrize("way", ["q", "\x1b", "interrupt"])
-def test_top_draws_in_a_screen_of_its_own_and_gives_the_terminal_back(cli: Cli, hand: JobFactory, way: str) -> None:
+def test_top_uses_the_alternate_screen_and_restores_the_terminal(cli: Cli, factory: JobFactory, way: str) -> None:
     new(cli)
-    hand.report(hand.claim(), progress=40, detail='{"step": "Writing"}')
+    factory.report(factory.claim(), progress=40, detail='{"step": "Writing"}')
     with on_screen(cli.folder, "top", "--every", "0.2", columns=80, rows=24) as screen:
         screen.wait_for("40%")
         screen.wait_for("q quits")

@@ -1,4 +1,4 @@
-"""The clients against a real server, through connections that are cut, and against servers that misbehave."""
+"""The clients against a real server, through broken connections, and against servers that misbehave."""
 
 import asyncio
 import itertools
@@ -54,7 +54,7 @@ LONG_S = DEADLINE_S
 
 
 class Twin:
-    """One of the two clients, called in the same words."""
+    """One of the two clients, behind one interface."""
 
     def __init__(self, kind: str, url: str, **options: Any) -> None:
         self.kind = kind
@@ -65,12 +65,12 @@ class Twin:
             self._client = AsyncClient(url, **options)
 
     def __call__(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Make a call."""
+        """Call a method."""
         result = attrgetter(name)(self._client)(*args, **kwargs)
         return result if self.kind == "sync" else self._loop.run_until_complete(result)
 
     def each(self, name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        """Iterate over what a call gives."""
+        """Iterate over the result of a call."""
         items = attrgetter(name)(self._client)(*args, **kwargs)
         return items if self.kind == "sync" else self._each(items)
 
@@ -85,7 +85,7 @@ class Twin:
             self._loop.run_until_complete(items.aclose())  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """Close it."""
+        """Close the client."""
         if isinstance(self._client, Client):
             self._client.close()
         else:
@@ -96,7 +96,7 @@ class Twin:
 
 @contextmanager
 def twin(kind: str, url: str, **options: Any) -> Iterator[Twin]:
-    patient = {"timeout": "2m", "retry_for": "5m"}  # Longer than a slow machine takes for anything.
+    patient = {"timeout": "2m", "retry_for": "5m"}  # Longer than a slow machine needs for anything.
     client = Twin(kind, url, **{**patient, **options})
     try:
         yield client
@@ -117,7 +117,7 @@ def api(store: str) -> Iterator[ApiProcess]:
 
 
 @pytest.fixture
-def hand(api: ApiProcess, store: str) -> JobFactory:
+def factory(api: ApiProcess, store: str) -> JobFactory:
     return JobFactory(store)
 
 
@@ -127,8 +127,8 @@ def client(request: pytest.FixtureRequest, api: ApiProcess) -> Iterator[Twin]:
         yield made
 
 
-def again_and_again(call: Callable[[], object]) -> None:
-    """Call until it raises."""
+def repeat_until_raised(call: Callable[[], object]) -> None:
+    """Repeat a call until it raises."""
     until = time.monotonic() + LONG_S
     while time.monotonic() < until:
         call()
@@ -136,14 +136,14 @@ def again_and_again(call: Callable[[], object]) -> None:
 
 
 def queue_of(client: Twin, name: str) -> str:
-    """A queue of this test's own, in a store that many tests share."""
+    """Return the name of a queue for this test, in a store that many tests share."""
     return f"{name}-{client.kind}"
 
 
 # --- every call
 
 
-def test_jobs(client: Twin, hand: JobFactory) -> None:
+def test_jobs(client: Twin, factory: JobFactory) -> None:
     queue = queue_of(client, "jobs")
     job = client("enqueue", "report", {"n": 2**70}, queue=queue, key=queue, tags=["x"], metadata={"who": "me"})
     assert (job["status"], job["args"], job["key"]) == ("PENDING", {"n": 2**70}, queue)
@@ -152,11 +152,11 @@ def test_jobs(client: Twin, hand: JobFactory) -> None:
         client("enqueue", "report", {"n": 1}, queue=queue, key=queue)
     with pytest.raises(InvalidTask, match="priority"):
         client("enqueue", "report", priority=10**9)
-    claimed = hand.claim(queue)
-    hand.report(claimed, progress=10, lines=tuple((None, "log", f"line {number}") for number in range(450)))
+    claimed = factory.claim(queue)
+    factory.report(claimed, progress=10, lines=tuple((None, "log", f"line {number}") for number in range(450)))
     with pytest.raises(NotFinal):
         client("retry", job["id"])
-    hand.end(claimed, Raised(REFUSED))
+    factory.end(claimed, Raised(REFUSED))
     read = client("job", job["id"])
     assert (read["status"], read["error"]["message"]) == ("FAILED", "refused")
     assert client("why", job["id"])["evidence"]["job"] == job["id"]
@@ -186,7 +186,7 @@ def test_jobs(client: Twin, hand: JobFactory) -> None:
         client("latest", "report", key=queue, status="COMPLETED")
 
 
-def test_many_jobs_and_their_pages(client: Twin) -> None:
+def test_bulk_enqueue_and_pages(client: Twin) -> None:
     queue = queue_of(client, "many")
     made = client("enqueue_many", [{"task": "bulk", "args": {"n": n}, "queue": queue} for n in range(450)])
     assert len({job["id"] for job in made}) == 450
@@ -199,11 +199,11 @@ def test_many_jobs_and_their_pages(client: Twin) -> None:
         client("enqueue_many", [{"task": "bulk"}, {"task": "bulk", "priority": 10**9}])
 
 
-def test_what_is_done_to_many(client: Twin, hand: JobFactory) -> None:
+def test_bulk_actions(client: Twin, factory: JobFactory) -> None:
     queue = queue_of(client, "at-once")
     ids = [client("enqueue", "report", queue=queue)["id"] for _ in range(4)]
     for _ in range(2):
-        hand.end(hand.claim(queue), Raised(REFUSED))
+        factory.end(factory.claim(queue), Raised(REFUSED))
     assert client("count", queue=queue) == {"count": 4, "is_exact": True}
     assert client("count", queue=queue, finished_after="2020-01-01")["count"] == 2
     assert client("retry_many", status="FAILED", queue=queue, dry_run=True)["matched"] == 2
@@ -247,9 +247,9 @@ def test_schedules(client: Twin) -> None:
     job = client("schedules.trigger", name, {"n": 1}, key=name)
     assert client("schedules.trigger", name, {"n": 1}, key=name)["id"] == job["id"]
     client("cancel", job["id"])
-    filled = client("schedules.backfill", name, "49h", "1h")  # Two days long, at whatever hour this runs.
+    filled = client("schedules.backfill", name, "49h", "1h")  # Two days, at any hour.
     assert filled["count"] == 2
-    assert [*client.each("schedules.occurrences", name)] == []  # Nobody decides here.
+    assert [*client.each("schedules.occurrences", name)] == []  # No scheduler runs here.
     assert client("audit", schedule=name)["ok"] is True
     assert client("schedules.remove", name) == {
         "schedule": name,
@@ -263,15 +263,16 @@ def test_schedules(client: Twin) -> None:
         client("schedules.put", name, {"task": "report", "cron": "61 * * * *"})
 
 
-def test_operations(client: Twin, hand: JobFactory, store: str) -> None:
+def test_operations(client: Twin, factory: JobFactory, store: str) -> None:
     queue = queue_of(client, "operations")
-    hand.live(name=queue, tasks=["report", "bulk"])
-    with sqlite3.connect(store.removeprefix("sqlite:///"), timeout=LONG_S) as connection:  # For as long as this takes.
+    factory.live(name=queue, tasks=["report", "bulk"])
+    # Alive for the duration of the test.
+    with sqlite3.connect(store.removeprefix("sqlite:///"), timeout=LONG_S) as connection:
         connection.execute("update headway_nodes set beat_at = beat_at + ? where name = ?", [DAY, queue])
     connection.close()
     ids = [client("enqueue", "report", queue=queue)["id"] for _ in range(3)]
     for _ in ids:
-        hand.end(hand.claim(queue), Raised(REFUSED))
+        factory.end(factory.claim(queue), Raised(REFUSED))
     assert [job["id"] for job in client.each("dead.list", queue=queue)] == ids[::-1]
     assert client("dead.retry", ids[0])["rerun_of"] == ids[0]
     assert client("dead.drop", ids[1])["dropped"] is True
@@ -292,8 +293,9 @@ def test_operations(client: Twin, hand: JobFactory, store: str) -> None:
     assert client("me")["role"] == "admin"
     assert "queue.pause" in [action["action"] for action in client.each("trail", target=queue)]
     with pytest.raises(TaskNotFound):
-        again_and_again(lambda: client("enqueue", "nobody knows this"))  # What workers know is heard once a second.
-    hand.do(lambda store: store.nodes.leave(f"node_{queue}"))
+        # The tasks of workers are read once a second.
+        repeat_until_raised(lambda: client("enqueue", "nobody knows this"))
+    factory.do(lambda store: store.nodes.leave(f"node_{queue}"))
 
 
 def test_webhooks(client: Twin) -> None:
@@ -315,7 +317,7 @@ def test_tokens(kind: str, tmp_path: Path) -> None:
         with twin(kind, api.url) as nobody:
             admin = nobody("tokens.create", "admin", role="admin")["token"]
         with twin(kind, api.url) as nobody, pytest.raises(Denied):
-            again_and_again(lambda: nobody("me"))
+            repeat_until_raised(lambda: nobody("me"))
         with twin(kind, api.url, token=admin) as root:
             viewer = root("tokens.create", "eye", role="viewer", tenant="acme", expires_in="1h")
             assert {token["name"] for token in root.each("tokens.list")} == {"admin", "eye"}
@@ -325,34 +327,37 @@ def test_tokens(kind: str, tmp_path: Path) -> None:
                     eye("enqueue", "report")
                 assert root("tokens.revoke", viewer["id"])["state"] == "revoked"
                 with pytest.raises(Denied):
-                    again_and_again(lambda: eye("me"))
+                    repeat_until_raised(lambda: eye("me"))
 
 
 # --- waiting, watching
 
 
-def test_waiting(client: Twin, hand: JobFactory) -> None:
+def test_waiting(client: Twin, factory: JobFactory) -> None:
     queue = queue_of(client, "waiting")
     good, bad = client("enqueue", "report", queue=queue)["id"], client("enqueue", "report", queue=queue)["id"]
     with pytest.raises(TimeoutError, match="it is PENDING"):
         client("wait", good, "300ms")
-    with hand.soon(lambda: hand.end(hand.claim(queue), Succeeded('{"n": 7}'))):
+    with factory.in_background(lambda: factory.end(factory.claim(queue), Succeeded('{"n": 7}'))):
         assert client("wait", good, "5m") == {"n": 7}
-    with hand.soon(lambda: hand.end(hand.claim(queue), Raised(REFUSED))), pytest.raises(JobFailed, match="refused"):
+    with (
+        factory.in_background(lambda: factory.end(factory.claim(queue), Raised(REFUSED))),
+        pytest.raises(JobFailed, match="refused"),
+    ):
         client("wait", bad, "5m")
 
 
-def test_watching(client: Twin, hand: JobFactory) -> None:
+def test_watching(client: Twin, factory: JobFactory) -> None:
     queue = queue_of(client, "watching")
     job_id = client("enqueue", "report", queue=queue)["id"]
 
     def work() -> None:
-        claimed = hand.claim(queue)
+        claimed = factory.claim(queue)
         for number in range(1, 5):
-            hand.report(claimed, progress=number * 20, lines=((None, "log", f"line {number}"),))
-        hand.end(claimed, Succeeded('"fine"'))
+            factory.report(claimed, progress=number * 20, lines=((None, "log", f"line {number}"),))
+        factory.end(claimed, Succeeded('"fine"'))
 
-    with hand.soon(work):
+    with factory.in_background(work):
         events: list[Event] = [*client.each("watch", job_id)]
     assert next(event.kind for event in events if event.kind != "log") == "status"
     assert (events[-1].kind, events[-1].data["result"]) == ("done", "fine")
@@ -368,7 +373,7 @@ def lines_of(events: list[Event]) -> list[dict[str, Any]]:
     return [line for event in events if event.kind == "log" for line in event.data["lines"]]
 
 
-def test_leaving_a_stream_leaves_nothing_open(client: Twin, api: ApiProcess) -> None:
+def test_closed_streams_leave_no_connection_open(client: Twin, api: ApiProcess) -> None:
     job_id = client("enqueue", "report", queue=queue_of(client, "leaving"))["id"]
     for _ in range(5):
         events = client.each("watch", job_id)
@@ -377,26 +382,29 @@ def test_leaving_a_stream_leaves_nothing_open(client: Twin, api: ApiProcess) -> 
     assert client("job", job_id)["status"] == "PENDING"
 
 
-def test_everything_is_streamed(client: Twin, hand: JobFactory) -> None:
-    # Nothing is fed after an API has stood still for 15 s, so on a machine that is slow this may take another try.
+def test_stream_of_all_jobs(client: Twin, factory: JobFactory) -> None:
+    # The feed ends if an API stalls for 15 s, so on a slow machine this may take another attempt.
     numbers = itertools.count(1)
-    wait_until(lambda: _is_streamed(client, hand, f"{queue_of(client, 'stream')}-{next(numbers)}"), "a whole stream")
+    wait_until(
+        lambda: _is_streamed_without_resync(client, factory, f"{queue_of(client, 'stream')}-{next(numbers)}"),
+        "a stream without a resync",
+    )
 
 
-def _is_streamed(client: Twin, hand: JobFactory, queue: str) -> bool:
-    """Follow jobs from their beginning to their end; say whether there was no break."""
+def _is_streamed_without_resync(client: Twin, factory: JobFactory, queue: str) -> bool:
+    """Follow jobs from start to end; return whether there was no resync."""
     begun = threading.Event()
     made: list[str] = []
 
     def work() -> None:
-        while not begun.wait(0.1):  # Only who listens already hears of these; they do not end.
-            hand.do(lambda store: _new(store, queue, delay=HOUR))
+        while not begun.wait(0.1):  # Only a connected stream receives these; they do not end.
+            factory.do(lambda store: _new(store, queue, delay=HOUR))
         for _ in range(5):
-            made.append(hand.do(lambda store: _new(store, queue)))
-            hand.end(hand.claim(queue), Succeeded("1"))
+            made.append(factory.do(lambda store: _new(store, queue)))
+            factory.end(factory.claim(queue), Succeeded("1"))
 
     ended: dict[str, str] = {}
-    with hand.soon(work):
+    with factory.in_background(work):
         for event in client.each("stream", queue=queue):
             begun.set()
             if event.kind == "resync":
@@ -416,11 +424,11 @@ async def _new(store: Store, queue: str, **options: Any) -> str:
     return str(row.id)
 
 
-# --- connections that are cut
+# --- broken connections
 
 
-class Cutter:
-    """A way to a server on which connections are cut: after so many bytes of an answer, or before any of it."""
+class CuttingProxy:
+    """A proxy that cuts connections after a number of bytes of a response, or before any."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -438,16 +446,16 @@ class Cutter:
             except OSError:
                 return
             self.connections += 1
-            threading.Thread(target=self._carry, args=(near,), daemon=True).start()
+            threading.Thread(target=self._forward, args=(near,), daemon=True).start()
 
-    def _carry(self, near: socket.socket) -> None:
+    def _forward(self, near: socket.socket) -> None:
         limit = self.limit()
         try:
             far = socket.create_connection(("127.0.0.1", self._port), timeout=LONG_S)
         except OSError:
             near.close()
             return
-        threading.Thread(target=self._upstream, args=(near, far), daemon=True).start()
+        threading.Thread(target=self._forward_requests, args=(near, far), daemon=True).start()
         sent = 0
         try:
             while data := far.recv(4096):
@@ -462,7 +470,7 @@ class Cutter:
         for end in (near, far):
             end.close()
 
-    def _upstream(self, near: socket.socket, far: socket.socket) -> None:
+    def _forward_requests(self, near: socket.socket, far: socket.socket) -> None:
         try:
             while data := near.recv(65_536):
                 self.requests += data.count(b"HTTP/1.1\r\n")
@@ -476,21 +484,21 @@ class Cutter:
 
 
 @pytest.fixture
-def cutter(api: ApiProcess) -> Iterator[Cutter]:
-    way = Cutter(int(api.url.rpartition(":")[2]))
-    yield way
-    way.close()
+def proxy(api: ApiProcess) -> Iterator[CuttingProxy]:
+    made = CuttingProxy(int(api.url.rpartition(":")[2]))
+    yield made
+    made.close()
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_job_whose_answer_is_lost_is_made_once(kind: str, api: ApiProcess, cutter: Cutter) -> None:
+def test_lost_response_creates_one_job(kind: str, api: ApiProcess, proxy: CuttingProxy) -> None:
     queue = f"lost-{kind}"
-    losses = [0, 40, 250, 700]  # Before the answer, twice within its head, within its body.
-    cutter.limit = lambda: losses.pop() if losses else None
-    with twin(kind, cutter.url) as client, twin(kind, api.url) as direct:
+    losses = [0, 40, 250, 700]  # Before the response, twice within its head, within its body.
+    proxy.limit = lambda: losses.pop() if losses else None
+    with twin(kind, proxy.url) as client, twin(kind, api.url) as direct:
         job = client("enqueue", "report", {"n": 1}, queue=queue)
         assert [found["id"] for found in direct.each("jobs", queue=queue)] == [job["id"]]
-        assert cutter.requests == 5
+        assert proxy.requests == 5
         losses[:] = [0, 100]
         many = client("enqueue_many", [{"task": "report", "queue": f"{queue}-many"} for _ in range(20)])
         assert sorted(found["id"] for found in direct.each("jobs", queue=f"{queue}-many")) == sorted(
@@ -499,42 +507,42 @@ def test_a_job_whose_answer_is_lost_is_made_once(kind: str, api: ApiProcess, cut
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_what_must_not_be_done_twice_is_sent_once(kind: str, api: ApiProcess, cutter: Cutter) -> None:
-    with twin(kind, cutter.url) as client:
+def test_calls_that_are_not_idempotent_are_sent_once(kind: str, api: ApiProcess, proxy: CuttingProxy) -> None:
+    with twin(kind, proxy.url) as client:
         job_id = client("enqueue", "report", queue=f"once-{kind}")["id"]
         for _ in range(3):
-            client("job", job_id)  # Leaves a connection that is used again.
-        cutter.limit = lambda: 0
-        before = cutter.requests
-        with pytest.raises(StoreUnavailable), twin(kind, cutter.url) as other:
+            client("job", job_id)  # Leaves a connection for reuse.
+        proxy.limit = lambda: 0
+        before = proxy.requests
+        with pytest.raises(StoreUnavailable), twin(kind, proxy.url) as other:
             other("cancel", job_id)
-        assert cutter.requests == before + 1
-        cutter.limit = lambda: None
-        assert client("job", job_id)["status"] == "CANCELLED"  # It was done, and nobody knew.
+        assert proxy.requests == before + 1
+        proxy.limit = lambda: None
+        assert client("job", job_id)["status"] == "CANCELLED"  # It was executed, but the response was lost.
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_watcher_reconstructs_everything_through_cut_connections(
-    kind: str, api: ApiProcess, hand: JobFactory, cutter: Cutter
+def test_watch_is_complete_through_broken_connections(
+    kind: str, api: ApiProcess, factory: JobFactory, proxy: CuttingProxy
 ) -> None:
     chance, queue, steps = random.Random(11), f"cuts-{kind}", 40
     with twin(kind, api.url) as direct:
         job_id = direct("enqueue", "report", queue=queue)["id"]
 
     def work() -> None:
-        claimed = hand.claim(queue)
+        claimed = factory.claim(queue)
         for number in range(1, steps + 1):
-            # One who comes late is told all of it at once, through a single connection.
+            # A late watcher would receive everything at once, through a single connection.
             wait_until(lambda: len(lines_of(events)) >= number - 5, f"line {number - 5}")  # noqa: B023
-            hand.report(claimed, progress=number, lines=((None, "log", f"line {number}"),))
-        hand.end(claimed, Succeeded("1"))
+            factory.report(claimed, progress=number, lines=((None, "log", f"line {number}"),))
+        factory.end(claimed, Succeeded("1"))
 
     events: list[Event] = []
-    cutter.limit = lambda: chance.randrange(300, 6_000)
-    with twin(kind, cutter.url) as client, hand.soon(work):
+    proxy.limit = lambda: chance.randrange(300, 6_000)
+    with twin(kind, proxy.url) as client, factory.in_background(work):
         for event in client.each("watch", job_id):
             events.append(event)
-    assert cutter.connections > 3
+    assert proxy.connections > 3
     assert [line["line"] for line in lines_of(events)] == [f"line {number}" for number in range(1, steps + 1)]
     versions = [event.version for event in events if event.version is not None]
     assert versions == sorted(set(versions))
@@ -543,30 +551,30 @@ def test_a_watcher_reconstructs_everything_through_cut_connections(
         assert versions == [*range(versions[0], versions[-1] + 1)]
 
 
-def test_a_watcher_outlives_the_server(tmp_path: Path) -> None:
+def test_watch_survives_a_restart_of_the_server(tmp_path: Path) -> None:
     store, port = f"sqlite:///{tmp_path / 'headway.db'}", free_port()
-    hand = JobFactory(store)
+    factory = JobFactory(store)
     with api_process(store, port=port) as api, twin("sync", api.url) as blocking, twin("async", api.url) as awaiting:
-        watchers = [_begin_to_watch(client, hand) for client in (blocking, awaiting)]
+        watchers = [_start_watching(client, factory) for client in (blocking, awaiting)]
         api.kill()
         for claimed, _, _ in watchers:
-            hand.report(claimed, progress=20, lines=((None, "log", "while nobody served"),))
+            factory.report(claimed, progress=20, lines=((None, "log", "while nobody served"),))
         with api_process(store, port=port):
             for claimed, watching, events in watchers:
-                hand.end(claimed, Succeeded("1"))
+                factory.end(claimed, Succeeded("1"))
                 events += watching
     for _, _, events in watchers:
         assert events[-1].is_last
         assert [line["line"] for line in lines_of(events)] == ["while nobody served"]
 
 
-def _begin_to_watch(client: Twin, hand: JobFactory) -> tuple[Claimed, Iterator[Event], list[Event]]:
-    """Hear of a job's first progress; return it with its watcher and what that one was told."""
+def _start_watching(client: Twin, factory: JobFactory) -> tuple[Claimed, Iterator[Event], list[Event]]:
+    """Wait for the first progress of a job; return the attempt, the watch and its events."""
     job_id = client("enqueue", "report", queue=client.kind)["id"]
-    claimed = hand.claim(client.kind)
+    claimed = factory.claim(client.kind)
     watching = client.each("watch", job_id)
     events = [next(watching)]
-    hand.report(claimed, progress=10)
+    factory.report(claimed, progress=10)
     while events[-1].version != 3:
         events.append(next(watching))
     return claimed, watching, events
@@ -575,14 +583,14 @@ def _begin_to_watch(client: Twin, hand: JobFactory) -> tuple[Claimed, Iterator[E
 # --- servers that misbehave
 
 
-class Script:
-    """A server that answers each connection with the next of these bytes, and closes it."""
+class ScriptedServer:
+    """A server that answers each connection with the next of these responses, and closes it."""
 
     def __init__(self, *answers: bytes | Callable[[socket.socket], None]) -> None:
         self._answers = list(answers)
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
-        self.heard: list[bytes] = []
+        self.received: list[bytes] = []
         self.closed = 0
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -595,7 +603,7 @@ class Script:
                 return
             with near:
                 near.settimeout(LONG_S)
-                self.heard.append(near.recv(65_536))
+                self.received.append(near.recv(65_536))
                 answer = self._answers.pop(0)
                 try:
                     if callable(answer):
@@ -605,9 +613,9 @@ class Script:
                 except OSError:
                     pass
             self.closed += 1
-        self._listening.close()  # Who connects again must not wait for somebody who says nothing.
+        self._listening.close()  # A further connection must be refused, not wait forever.
 
-    def __enter__(self) -> "Script":
+    def __enter__(self) -> "ScriptedServer":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -621,7 +629,7 @@ def http(status: int, body: bytes = b"{}", *headers: str) -> bytes:
 
 def drip(near: socket.socket) -> None:
     near.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
-    while True:  # Until the other end has gone.
+    while True:  # Until the client disconnects.
         near.sendall(b" ")
         time.sleep(0.1)
 
@@ -642,19 +650,22 @@ BROKEN: dict[str, bytes | Callable[[socket.socket], None]] = {
 
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_broken_server_is_an_error_in_time(kind: str, name: str) -> None:
-    """The others end by themselves; only one that goes on and on must be given up."""
+def test_broken_server_raises_within_the_timeout(kind: str, name: str) -> None:
+    """Most broken responses end by themselves; only an endless one needs the timeout."""
     timeout = "1s" if name == "drip" else "2m"
-    with Script(BROKEN[name]) as server, twin(kind, server.url, token=TOKEN, timeout=timeout, retry_for=0) as client:
+    with (
+        ScriptedServer(BROKEN[name]) as server,
+        twin(kind, server.url, token=TOKEN, timeout=timeout, retry_for=0) as client,
+    ):
         with pytest.raises(StoreError) as caught:
             client("me")
-        wait_until(lambda: server.closed, "the server to notice")
+        wait_until(lambda: server.closed, "the client to disconnect")
         assert TOKEN not in f"{caught.value!r} {caught.value} {caught.value.__cause__!r}"
-        assert len(server.heard) == 1
+        assert len(server.received) == 1
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_an_answer_is_not_read_without_end(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_response_is_bounded(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.client.transport.ANSWER_BYTES_MAX", 1 << 20)
 
     def pour(near: socket.socket) -> None:
@@ -663,7 +674,7 @@ def test_an_answer_is_not_read_without_end(kind: str, monkeypatch: pytest.Monkey
             near.sendall(b" " * 65_536)
 
     with (
-        Script(pour) as server,
+        ScriptedServer(pour) as server,
         twin(kind, server.url, retry_for=0) as client,
         pytest.raises(StoreUnavailable, match="MiB"),
     ):
@@ -671,65 +682,68 @@ def test_an_answer_is_not_read_without_end(kind: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_redirect_leads_no_token_away(kind: str) -> None:
-    with Script(http(200)) as thief, Script(http(307, b"", f"Location: {thief.url}/api/me")) as server:
+def test_redirect_does_not_leak_the_token(kind: str) -> None:
+    with ScriptedServer(http(200)) as thief, ScriptedServer(http(307, b"", f"Location: {thief.url}/api/me")) as server:
         with twin(kind, server.url, token=TOKEN, retry_for=0) as client, pytest.raises(StoreError):
             client("me")
-        assert TOKEN.encode() in server.heard[0]
-        assert thief.heard == []
+        assert TOKEN.encode() in server.received[0]
+        assert thief.received == []
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_busy_server_is_asked_again_when_it_says(kind: str) -> None:
+def test_retry_after_is_respected(kind: str) -> None:
     busy = http(429, b'{"error": {"code": "busy", "message": "slow down"}}', "Retry-After: 1")
-    with Script(busy, http(200, b'{"role": "admin"}')) as server, twin(kind, server.url) as client:
+    with ScriptedServer(busy, http(200, b'{"role": "admin"}')) as server, twin(kind, server.url) as client:
         started = time.monotonic()
         assert client("me") == {"role": "admin"}
         assert time.monotonic() - started >= 1
-        assert len(server.heard) == 2
+        assert len(server.received) == 2
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_what_is_sent_is_what_was_asked_for(kind: str) -> None:
-    with Script(http(200), http(200, b"")) as server, twin(kind, f"{server.url}/under/here/", token=TOKEN) as client:
+def test_requests_are_encoded_correctly(kind: str) -> None:
+    with (
+        ScriptedServer(http(200), http(200, b"")) as server,
+        twin(kind, f"{server.url}/under/here/", token=TOKEN) as client,
+    ):
         client("job", "../a b?c#ü")
         client("cancel", "x", reason="ü")
-    head, _, _ = server.heard[0].partition(b"\r\n")
+    head, _, _ = server.received[0].partition(b"\r\n")
     assert head == b"GET /under/here/api/jobs/..%2Fa%20b%3Fc%23%C3%BC HTTP/1.1"
-    assert f"Authorization: Bearer {TOKEN}".encode() in server.heard[0]
-    assert server.heard[1].startswith(b"POST /under/here/api/jobs/x/cancel HTTP/1.1")
+    assert f"Authorization: Bearer {TOKEN}".encode() in server.received[0]
+    assert server.received[1].startswith(b"POST /under/here/api/jobs/x/cancel HTTP/1.1")
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_server_that_hangs_up_idle_connections_is_no_trouble(kind: str) -> None:
+def test_idle_connection_closed_by_the_server_is_replaced(kind: str) -> None:
     def polite(near: socket.socket) -> None:
-        near.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")  # It promises to stay, and goes.
+        near.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")  # It announces keep-alive, then disconnects.
 
-    with Script(polite, polite, polite) as server, twin(kind, server.url, retry_for=0) as client:
+    with ScriptedServer(polite, polite, polite) as server, twin(kind, server.url, retry_for=0) as client:
         for number in range(1, 4):
             assert client("me") == {}
-            wait_until(lambda: server.closed == number, "the server to hang up")  # noqa: B023
+            wait_until(lambda: server.closed == number, "the server to disconnect")  # noqa: B023
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_stream_that_is_held_back_is_polled(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffered_stream_falls_back_to_polling(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.client.follow.SILENCE_S_MAX", 0.3)
     held = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
     def hold(near: socket.socket) -> None:
         near.sendall(held)
-        left.append(near.recv(1))  # Until the other end has gone.
+        left.append(near.recv(1))  # Until the client disconnects.
 
     left: list[bytes] = []
     job = json.dumps({"id": "job_1", "version": 4, "status": "COMPLETED", "result": 1}).encode()
     no_lines = http(200, b'{"items": [], "next_cursor": null}')
-    with Script(hold, hold, http(200, job), no_lines) as server, twin(kind, server.url) as client:
+    with ScriptedServer(hold, hold, http(200, job), no_lines) as server, twin(kind, server.url) as client:
         events = [*client.each("watch", "job_1")]
     assert [(event.kind, event.version) for event in events] == [("done", 4)]
-    assert left == [b"", b""]  # Nobody holds a stream open that is of no use.
+    assert left == [b"", b""]  # The client has closed the useless streams.
 
 
-# --- many at once, and the bar
+# --- concurrency, and the progress bar
 
 
 def test_threads_share_a_client(api: ApiProcess) -> None:
@@ -745,27 +759,29 @@ async def test_tasks_share_a_client(api: ApiProcess) -> None:
         assert [(await client.job(job["id"]))["args"]["n"] for job in jobs] == [*range(100)]
 
 
-def test_progress_is_drawn_or_told(api: ApiProcess, hand: JobFactory, capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_without_a_terminal_is_plain_text(
+    api: ApiProcess, factory: JobFactory, capfd: pytest.CaptureFixture[str]
+) -> None:
     with Client(api.url) as client:
         job_id = client.enqueue("report", queue="bar")["id"]
-        claimed = hand.claim("bar")
+        claimed = factory.claim("bar")
 
         def work() -> None:
-            hand.report(claimed, progress=50, detail='{"step": "half \\u001b[31m way"}')
-            hand.end(claimed, Succeeded('"fine"'))
+            factory.report(claimed, progress=50, detail='{"step": "half \\u001b[31m way"}')
+            factory.end(claimed, Succeeded('"fine"'))
 
-        with hand.soon(work):
+        with factory.in_background(work):
             job = client.progress(job_id)
-    told = capfd.readouterr().err
+    written = capfd.readouterr().err
     assert (job["status"], job["result"]) == ("COMPLETED", "fine")
-    assert told.splitlines()[-1].startswith(f"{job_id}  report  COMPLETED")
-    assert "\x1b" not in told
+    assert written.splitlines()[-1].startswith(f"{job_id}  report  COMPLETED")
+    assert "\x1b" not in written
 
 
-def test_progress_is_a_bar_on_a_terminal(api: ApiProcess, hand: JobFactory) -> None:
+def test_progress_on_a_terminal_is_a_bar(api: ApiProcess, factory: JobFactory) -> None:
     with Client(api.url) as client:
         job_id = client.enqueue("report", queue="pty")["id"]
-        hand.end(hand.claim("pty"), Succeeded('"fine"'))
+        factory.end(factory.claim("pty"), Succeeded('"fine"'))
     code = f"from headway.client import Client; print(Client({api.url!r}).progress({job_id!r})['result'])"
     near, far = os.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
@@ -774,7 +790,7 @@ def test_progress_is_a_bar_on_a_terminal(api: ApiProcess, hand: JobFactory) -> N
     ) as child:
         os.close(far)
         drawn = b""
-        with suppress(OSError):  # The terminal ends with the child.
+        with suppress(OSError):  # The terminal closes with the child process.
             while data := os.read(near, 4096):
                 drawn += data
         os.close(near)
@@ -785,7 +801,7 @@ def test_progress_is_a_bar_on_a_terminal(api: ApiProcess, hand: JobFactory) -> N
     assert "━" in text
 
 
-def test_the_client_needs_neither_store_nor_aiohttp_to_block() -> None:
+def test_sync_client_loads_neither_store_nor_aiohttp() -> None:
     code = (
         "import sys; from headway.client import Client; Client('http://127.0.0.1:1');"
         "print([m for m in sys.modules if m.split('.')[0] in ('aiohttp', 'starlette', 'uvicorn', 'rich')"
@@ -795,6 +811,6 @@ def test_the_client_needs_neither_store_nor_aiohttp_to_block() -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
-def test_errors_are_of_one_kind(api: ApiProcess) -> None:
+def test_errors_share_a_base_class(api: ApiProcess) -> None:
     with Client(api.url) as client, pytest.raises(HeadwayError):
         [*client.jobs(status="NO_SUCH_STATE")]

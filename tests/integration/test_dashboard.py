@@ -1,4 +1,4 @@
-"""The files of the dashboard as a server gives them: types, keeping, the policy, below a path, and without a build."""
+"""The files of the dashboard as the server sends them: types, caching, CSP, under a path, and without a build."""
 
 import gzip
 import os
@@ -44,7 +44,7 @@ TYPES = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A build that is small."""
+    """A small build."""
     made = tmp_path / "dashboard"
     made.mkdir()
     for name, text in BUILD.items():
@@ -61,12 +61,12 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
     await made.close()
 
 
-def ask(application: Callable[..., object], base: str = "http://127.0.0.1") -> httpx.AsyncClient:
+def client_of(application: Callable[..., object], base: str = "http://127.0.0.1") -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=application), base_url=base)  # type: ignore[arg-type]
 
 
-async def test_everybody_gets_the_page_and_what_it_is_made_of(api: Api, folder: Path) -> None:
-    async with ask(api) as client:
+async def test_page_and_its_files_are_public(api: Api, folder: Path) -> None:
+    async with client_of(api) as client:
         for path, media_type in TYPES.items():
             answer = await client.get(path)
             assert (answer.status_code, answer.headers["content-type"]) == (200, media_type)
@@ -77,18 +77,18 @@ async def test_everybody_gets_the_page_and_what_it_is_made_of(api: Api, folder: 
             assert (empty.status_code, empty.content) == (200, b"")
             assert (await client.post(path)).status_code == 405
         assert (await client.get("/app.js")).text == BUILD["app.js"]
-        assert (await client.get("/api/jobs")).status_code == 401  # The rest of it is closed.
+        assert (await client.get("/api/jobs")).status_code == 401  # Everything else requires a token.
 
 
-async def test_nothing_else_of_the_folder_is_served(api: Api, folder: Path) -> None:
+async def test_no_other_file_is_served(api: Api, folder: Path) -> None:
     (folder / "app.js.map").write_text("{}")
-    async with ask(api) as client:
+    async with client_of(api) as client:
         for path in ("/app.js.map", "/dashboard/app.js", "/..%2fapi.py", "/%2e%2e/api.py", "/index.html", "/APP.JS"):
             assert (await client.get(path)).status_code == 404, path
 
 
-async def test_what_has_a_version_is_kept_for_good_and_the_page_is_not(api: Api, folder: Path) -> None:
-    async with ask(api) as client:
+async def test_versioned_files_are_immutable_and_the_page_is_not(api: Api, folder: Path) -> None:
+    async with client_of(api) as client:
         page = await client.get("/")
         assert page.headers["cache-control"] == "no-cache"
         named = re.findall(r'(?:src|href)="([^"]+)"', page.text)
@@ -96,7 +96,7 @@ async def test_what_has_a_version_is_kept_for_good_and_the_page_is_not(api: Api,
         for name in named:
             answer = await client.get(f"/{name}")
             assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
-            assert (await client.get(f"/{name}0")).headers["cache-control"] == "no-cache"  # Not this version.
+            assert (await client.get(f"/{name}0")).headers["cache-control"] == "no-cache"  # Another version.
         known = page.headers["etag"]
         again = await client.get("/", headers={"If-None-Match": known})
         assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", known)
@@ -108,8 +108,8 @@ async def test_what_has_a_version_is_kept_for_good_and_the_page_is_not(api: Api,
         assert (await client.get("/app.js")).text == "export const eight = 8;\n"
 
 
-async def test_who_can_unpack_gets_it_packed(api: Api, folder: Path) -> None:
-    async with ask(api) as client:
+async def test_files_are_compressed_if_accepted(api: Api, folder: Path) -> None:
+    async with client_of(api) as client:
         packed = await client.get("/app.js", headers={"Accept-Encoding": "br, gzip"})
         plain = await client.get("/app.js", headers={"Accept-Encoding": "identity"})
         assert packed.headers["content-encoding"] == "gzip"
@@ -120,9 +120,9 @@ async def test_who_can_unpack_gets_it_packed(api: Api, folder: Path) -> None:
         assert gzip.decompress(gzip.compress(plain.content)) == packed.content
 
 
-async def test_it_works_below_a_path(api: Api, folder: Path) -> None:
+async def test_dashboard_works_under_a_path(api: Api, folder: Path) -> None:
     inside = Starlette(routes=[Mount("/ops/headway", api)])
-    async with ask(inside) as client:
+    async with client_of(inside) as client:
         page = await client.get("/ops/headway/")
         assert page.status_code == 200
         named = re.findall(r'(?:src|href)="([^"]+)"', page.text)
@@ -132,18 +132,16 @@ async def test_it_works_below_a_path(api: Api, folder: Path) -> None:
         bare = await client.get("/ops/headway")
         assert bare.status_code in (307, 308)
         assert bare.headers["location"].removeprefix("http://127.0.0.1") == "/ops/headway/"
-    behind = httpx.ASGITransport(app=api, root_path="/ops")  # A proxy that tells where we are.
+    behind = httpx.ASGITransport(app=api, root_path="/ops")  # A proxy that sets the root path.
     async with httpx.AsyncClient(transport=behind, base_url="http://127.0.0.1") as client:
         assert (await client.get("/ops/")).status_code == 200
         bare = await client.get("/ops")
         assert (bare.status_code, bare.headers["location"]) == (307, "/ops/")
 
 
-async def test_without_a_build_the_page_says_how_to_make_one(
-    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_missing_build_shows_how_to_build(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboard, "FOLDER", tmp_path / "nothing")
-    async with ask(api) as client:
+    async with client_of(api) as client:
         page = await client.get("/")
         assert (page.status_code, page.headers["content-type"]) == (200, TYPES["/"])
         assert "make dashboard" in page.text
@@ -154,38 +152,38 @@ async def test_without_a_build_the_page_says_how_to_make_one(
             assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
 
 
-async def test_half_a_build_is_none(api: Api, folder: Path) -> None:
+async def test_incomplete_build_counts_as_missing(api: Api, folder: Path) -> None:
     (folder / "app.js").unlink()
-    async with ask(api) as client:
+    async with client_of(api) as client:
         assert "make dashboard" in (await client.get("/")).text
 
 
-async def test_it_is_there_while_the_store_is_not(folder: Path) -> None:
+async def test_page_is_served_while_the_store_is_unavailable(folder: Path) -> None:
     async def no_store() -> object:
         raise StoreUnavailable("the store is down")
 
     api = new_api(no_store, Settings(), Clock())  # type: ignore[arg-type]
-    async with ask(api) as client:
+    async with client_of(api) as client:
         assert (await client.get("/")).status_code == 200
         assert (await client.get("/api/jobs")).status_code == 503
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["check", "test"])
-def test_its_types_and_its_own_tests_are_right(command: str) -> None:
+def test_type_check_and_unit_tests_pass(command: str) -> None:
     npm = shutil.which("npm", path=os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)]))
     if npm is None or not (SOURCES / "node_modules" / ".bin" / "tsc").exists():
         if os.environ.get("CI"):
             pytest.fail("missing: what the dashboard is built with (make dashboard)")
         pytest.skip("missing: what the dashboard is built with (make dashboard)")
     environment = {**os.environ, "PATH": os.pathsep.join([str(Path(npm).parent), os.environ.get("PATH", "")])}
-    ended = subprocess.run(
+    done = subprocess.run(
         [npm, "run", "--silent", command],
         cwd=SOURCES,
         env=environment,
         capture_output=True,
         text=True,
-        timeout=280,  # The check of types takes long on a machine that is busy; pytest stops the test soon after.
+        timeout=280,  # The type check is slow on a busy machine; pytest ends the test soon after.
         check=False,
     )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert done.returncode == 0, done.stdout + done.stderr

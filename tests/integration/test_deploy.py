@@ -1,4 +1,4 @@
-"""What is in deploy/ fits the product: commands, options, settings, ports, probes, metrics, and time to end in."""
+"""The files in deploy/ match the product: commands, options, settings, ports, probes, metrics, and shutdown times."""
 
 import json
 import os
@@ -36,12 +36,12 @@ ENV_EXAMPLE = DEPLOY / "headway.env.example"
 PAGES = [*sorted((ROOT / "docs" / "deploy").glob("*.md")), ROOT / "docs" / "sizing.md"]
 PROGRAM = "/srv/app/.venv/bin/headway"
 RUNS_JOBS = {"worker", "serve"}
-HAND_BACK_S = 10  # What a worker may need after its grace, and a slow machine more.
-ENGINE_METRICS = {"headway_engine_up", "headway_engine_cut_off_nodes"}  # Absent where the store grants leases alone.
+HAND_BACK_S = 10  # A worker may need this long after its grace, and longer on a slow machine.
+ENGINE_METRICS = {"headway_engine_up", "headway_engine_cut_off_nodes"}  # Absent where only the store grants leases.
 
 
 def unit(path: Path) -> ConfigParser:
-    """Read a unit; of keys that come several times the last one."""
+    """Parse a systemd unit; of repeated keys the last one counts."""
     parser = ConfigParser(strict=False, interpolation=None)
     parser.optionxform = str  # type: ignore[method-assign,assignment]
     parser.read(path)
@@ -55,7 +55,7 @@ def documents() -> Iterator[dict[str, Any]]:
 
 
 def objects(kind: str) -> dict[str, dict[str, Any]]:
-    """Return the manifests of a kind by their names."""
+    """Return the manifests of a kind by name."""
     return {found["metadata"]["name"]: found for found in documents() if found.get("kind") == kind}
 
 
@@ -66,14 +66,14 @@ def pod(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def container(found: dict[str, Any]) -> dict[str, Any]:
-    """Return the one container of a deployment or a job."""
+    """Return the only container of a deployment or a job."""
     [only] = pod(found)["containers"]
     assert isinstance(only, dict)
     return only
 
 
 def example_variables() -> dict[str, str]:
-    """Return the variables of the environment file, also those that wait behind a #."""
+    """Return the variables of the environment file, also those that are commented out."""
     return dict(re.findall(r"^#?(HEADWAY_\w+)=(.+)$", ENV_EXAMPLE.read_text(), re.MULTILINE))
 
 
@@ -84,19 +84,19 @@ def cluster_variables() -> dict[str, str]:
 
 
 def instructions(name: str) -> list[str]:
-    """Return what stands behind an instruction of the Containerfile."""
+    """Return the arguments of an instruction in the Containerfile."""
     return re.findall(rf"^{name} (.+)$", CONTAINERFILE.read_text(), re.MULTILINE)
 
 
 def command_lines() -> Iterator[tuple[str, list[str]]]:
-    """Yield every command line of Headway that is deployed, and where."""
+    """Yield every deployed command line of Headway, and its file."""
     for path in UNITS:
         program, *arguments = shlex.split(unit(path)["Service"]["ExecStart"])
         assert program == PROGRAM
         yield path.name, arguments
     for kind in ("Deployment", "Job"):
         for name, found in objects(kind).items():
-            assert "command" not in container(found), "the entry point of the image is what passes signals on"
+            assert "command" not in container(found), "the entry point of the image forwards signals"
             yield name, container(found)["args"]
     [entry], [command] = instructions("ENTRYPOINT"), instructions("CMD")
     assert json.loads(entry)[-1] == "headway"
@@ -115,7 +115,7 @@ def test_every_command_and_option_exists() -> None:
         assert used <= known, f"{where}: headway {name} {used - known}"
 
 
-def test_every_setting_exists_and_is_good() -> None:
+def test_every_setting_exists_and_is_valid() -> None:
     known = {f"HEADWAY_{setting.name.upper()}" for setting in fields(Settings)}
     for path in (*UNITS, *MANIFESTS, CONTAINERFILE, ENV_EXAMPLE, *PAGES):
         named = set(re.findall(r"HEADWAY_[A-Z_]*[A-Z]", path.read_text()))
@@ -123,22 +123,22 @@ def test_every_setting_exists_and_is_good() -> None:
     for variables in (example_variables(), cluster_variables()):
         assert Settings.load(environ=variables, file=Path("none")).app == "jobs:app"
     secret = objects("Secret")["headway"]["stringData"]
-    assert secret == {"HEADWAY_STORE": "", "HEADWAY_TOKEN": ""}, "whoever forgets to edit it must not be let in"
+    assert secret == {"HEADWAY_STORE": "", "HEADWAY_TOKEN": ""}, "an unedited secret must not grant access"
 
 
-def test_units_let_jobs_end() -> None:
+def test_units_leave_time_for_jobs_to_end() -> None:
     grace_s = Settings.load(environ=example_variables(), file=Path("none")).grace / SECOND
     for path in UNITS:
         service = unit(path)["Service"]
         role = shlex.split(service["ExecStart"])[1]
         if role in RUNS_JOBS:
-            assert service["KillMode"] == "mixed", "children must not get the signal that is for their supervisor"
+            assert service["KillMode"] == "mixed", "children must not get the signal of their supervisor"
             assert int(service["TimeoutStopSec"]) >= grace_s + HAND_BACK_S, path.name
         assert service["EnvironmentFile"] == "/etc/headway/headway.env"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_units_are_understood_by_systemd(tmp_path: Path) -> None:
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     program = str(Path(sys.executable).with_name("headway"))
     for path in UNITS:
         copy = tmp_path / path.name.replace("@", "@1")
@@ -153,7 +153,7 @@ def test_units_are_understood_by_systemd(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_pods_let_jobs_end() -> None:
+def test_pods_leave_time_for_jobs_to_end() -> None:
     grace_s = Settings.load(environ=cluster_variables(), file=Path("none")).grace / SECOND
     for name, found in objects("Deployment").items():
         period_s = pod(found)["terminationGracePeriodSeconds"]
@@ -165,7 +165,7 @@ def test_pods_let_jobs_end() -> None:
             assert (word, period_s >= int(seconds) + HAND_BACK_S) == ("sleep", True), name
 
 
-def test_ports_and_probes_are_those_of_the_product() -> None:
+def test_ports_and_probes_match_the_product() -> None:
     assert instructions("EXPOSE") == [str(PORT_DEFAULT)]
     assert example_variables()["HEADWAY_PORT"] == str(PORT_DEFAULT)
     open_paths = {route.path for route in ROUTES if route.role is None and route.method == "GET"}
@@ -181,7 +181,7 @@ def test_ports_and_probes_are_those_of_the_product() -> None:
     assert served["targetPort"] == port["name"]
 
 
-def test_what_names_something_in_the_cluster_finds_it() -> None:
+def test_references_in_the_cluster_resolve() -> None:
     deployments = objects("Deployment")
     labels = {name: found["spec"]["template"]["metadata"]["labels"] for name, found in deployments.items()}
     for name, found in deployments.items():
@@ -192,13 +192,13 @@ def test_what_names_something_in_the_cluster_finds_it() -> None:
         assert found["spec"]["selector"]["matchLabels"] == labels[name]
     [scaler] = objects("HorizontalPodAutoscaler").values()
     assert scaler["spec"]["scaleTargetRef"]["name"] in deployments
-    assert "replicas" not in deployments[scaler["spec"]["scaleTargetRef"]["name"]]["spec"], "two would set it in turns"
+    assert "replicas" not in deployments[scaler["spec"]["scaleTargetRef"]["name"]]["spec"], "the autoscaler sets it"
     for found in (*deployments.values(), *objects("Job").values()):
         sources = [(kind, *ref.values()) for source in container(found)["envFrom"] for kind, ref in source.items()]
         assert sources == [("configMapRef", "headway"), ("secretRef", "headway")]
 
 
-def test_what_the_autoscaler_asks_for_is_what_the_adapter_offers() -> None:
+def test_autoscaler_metric_is_offered_by_the_adapter() -> None:
     [scaler] = objects("HorizontalPodAutoscaler").values()
     [metric] = [found["external"]["metric"] for found in scaler["spec"]["metrics"]]
     [adapter] = [found for found in documents() if "rules" in found]
@@ -207,7 +207,7 @@ def test_what_the_autoscaler_asks_for_is_what_the_adapter_offers() -> None:
     assert metric["selector"]["matchLabels"].keys() == {"queue"}
 
 
-def test_pods_may_do_little() -> None:
+def test_pods_have_minimal_rights() -> None:
     for found in (*objects("Deployment").values(), *objects("Job").values()):
         assert pod(found)["automountServiceAccountToken"] is False
         for key, expected in {
@@ -225,7 +225,7 @@ def test_pods_may_do_little() -> None:
     assert instructions("USER") == ["10001"]
 
 
-def test_the_image_is_built_from_what_is_locked() -> None:
+def test_image_is_built_from_locked_versions() -> None:
     first, *others = [line.split()[0] for line in instructions("FROM")]
     assert re.fullmatch(r"[a-z0-9./]+:[a-z0-9.-]+@sha256:[0-9a-f]{64}", first)
     assert set(others) == {"base"}
@@ -244,14 +244,14 @@ def test_the_image_is_built_from_what_is_locked() -> None:
 
 
 def requirements() -> Iterator[str]:
-    """Yield what pyproject.toml requires, with all extras."""
+    """Yield the requirements of pyproject.toml, with all extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     yield from project["dependencies"]
     for extra in project["optional-dependencies"].values():
         yield from extra
 
 
-# The first releases without the advisories that were published when this was written.
+# The first releases without the advisories known when this was written.
 SAFE_SINCE = {
     "aiohttp": "3.14.3",
     "anyio": "4.14.2",
@@ -262,7 +262,7 @@ SAFE_SINCE = {
 }
 
 
-def test_no_floor_is_below_a_fixed_advisory() -> None:
+def test_no_minimum_version_has_a_known_advisory() -> None:
     floors = dict(re.findall(r"^([a-z-]+)(?:\[\w+\])?>=([0-9.]+)", "\n".join(requirements()), re.MULTILINE))
     for name, version in SAFE_SINCE.items():
         assert Version(floors[name]) >= Version(version), name
@@ -270,7 +270,7 @@ def test_no_floor_is_below_a_fixed_advisory() -> None:
         assert Version(version) >= Version(floors.get(name, "0")), name
 
 
-def test_the_bill_of_materials_names_all_that_is_locked(tmp_path: Path) -> None:
+def test_sbom_names_all_locked_packages(tmp_path: Path) -> None:
     written = tmp_path / "dist" / "headway.cdx.json"
     subprocess.run([sys.executable, ROOT / "scripts" / "make_sbom.py", written], timeout=DEADLINE_S, check=True)
     bill = json.loads(written.read_text())
@@ -287,7 +287,7 @@ def test_the_bill_of_materials_names_all_that_is_locked(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-def test_the_manifests_can_be_put_together() -> None:
+def test_manifests_can_be_built() -> None:
     done = subprocess.run(
         ["kubectl", "kustomize", str(DEPLOY / "kubernetes")], capture_output=True, text=True, timeout=60, check=False
     )
@@ -310,7 +310,7 @@ def test_every_metric_exists(tmp_path: Path) -> None:
     assert named & ENGINE_METRICS <= set(re.findall(r"`(headway_\w+)`", (ROOT / "docs" / "metrics.md").read_text()))
 
 
-# Runs a command where everything but one folder is read-only, as in a container; also the temporary folders.
+# Runs a command with everything but one folder mounted read-only, as in a container, temporary folders included.
 READ_ONLY = """
 set -e
 state=$1; shift
@@ -324,7 +324,7 @@ exec "$@"
 
 
 def read_only(state: Path, *command: object) -> list[str]:
-    """Return a command line that runs another one without a writable folder but one."""
+    """Return a command line that runs another one with one writable folder only."""
     alone = ["unshare", "--mount"] if os.getuid() == 0 else ["unshare", "--mount", "--map-root-user"]
     return [*alone, "sh", "-c", READ_ONLY, "sh", str(state), *map(str, command)]
 
@@ -354,7 +354,7 @@ app.schedule("look", look, Every("1h"))
 """
 
 
-def test_a_node_needs_no_folder_that_it_may_write_to(tmp_path: Path) -> None:
+def test_node_needs_no_writable_folder(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()
     if not may_mount(state):
@@ -382,7 +382,7 @@ def test_a_node_needs_no_folder_that_it_may_write_to(tmp_path: Path) -> None:
             timeout=DEADLINE_S,
             check=False,
         )
-        assert (demo.returncode, "set TMPDIR" in demo.stderr) == (2, True), "it alone needs one, and says so"
+        assert (demo.returncode, "set TMPDIR" in demo.stderr) == (2, True), "only the demo needs one, and says so"
     finally:
         process.terminate()
         assert process.wait(DEADLINE_S) == 0

@@ -1,23 +1,23 @@
-"""The documentation is true: its samples run, its links lead somewhere, its tables say what the code says.
+"""Check the documentation: samples run, links resolve, tables match the code.
 
-Marks in the pages, each an HTML comment right above a code block:
+Marks in the pages, each an HTML comment directly above a code block:
 
-    run                  the Python blocks of a page so marked are one program; a print's comment is its output
-    run: test            another one
-    run: worker          and another one, beside which a worker runs the tasks that it defines
-    run: server          and another one, with a worker and the API, at the address that the page names
+    run                  the Python blocks of a page so marked are one program; the comment of a print is the output
+    run: test            another program
+    run: worker          another program, with a worker that runs the tasks that it defines
+    run: server          another program, with a worker and the API at the address that the page names
     sql: both            runs on both databases; `sqlite` or `postgresql` on that one
-    file: NAME           is written into the folder in which the page's commands run
-    session              its commands run and end well; `exact` also compares what they print
+    file: NAME           is written into the folder in which the commands of the page run
+    session              its commands run and succeed; `exact` also compares their output
     session: background  its commands keep running until the page is done
-    session: postgresql  its commands run with the store at a real PostgreSQL
+    session: postgresql  its commands run with a real PostgreSQL as the store
 
-In a session, `job_…` is the newest job that no schedule made, and `kill -9` kills the worker that runs it. What curl
-asks must be answered well. Wherever a page says 8480, the tests use a port of their own.
+In a session, `job_…` is the newest job without a schedule, and `kill -9` kills the worker that runs it. Requests of
+curl must succeed. Where a page says 8480, the tests use another port.
 
-How fast the machine is does not matter: leases and time-outs of a page are longer in the tests (`PATIENT`), and its
-tasks wait less (`Terminal.set_pace`), but a job whose worker is going to be killed waits until that is done. The
-lease of a killed worker is ended by hand.
+The speed of the machine does not matter: the tests use longer leases and timeouts than a page (`PATIENT`), and its
+tasks sleep less (`Terminal.set_pace`), but a job whose worker is to be killed waits until then. The test ends the lease
+of a killed worker.
 """
 
 import ast
@@ -60,7 +60,7 @@ from headway.core.instants import (
 from headway.core.job_logs import LOG_BYTES_MAX, LOG_LINE_LENGTH_MAX
 from headway.core.jobs import ERROR_BYTES_MAX, METADATA_BYTES_MAX, RESULT_BYTES_MAX, STEP_LENGTH_MAX
 from headway.core.json_values import ARGS_BYTES_MAX
-from headway.core.occurrences import Decided, Decision, LiveJobs
+from headway.core.occurrences import Decided, LiveJobs, PlannedDecision
 from headway.core.schedules import CATCH_UP_LIMIT_MAX, QUEUE_LIMIT_MAX, Pause, Schedule, ScheduleSpec
 from headway.core.settings import SHARDS_MAX, Settings
 from headway.core.validation import ATTEMPTS_MAX, KEY_LENGTH_MAX, NAME_LENGTH_MAX, PRIORITY_MAX, TAGS_MAX
@@ -99,13 +99,13 @@ PAGES = {
     ]
 }
 RUN_S_MAX = 240
-# A pause of a process must not end a lease, nor a wait that is a safety net; and nothing is compared with the demo.
+# A stalled process must not lose a lease or run into a timeout; the output of the demo is not compared.
 _WAITS = r"(?<![\w-])(ttl=|timeout=|HEADWAY_WORKER_LEASE=|--leader-lease |--ttl |--timeout )(\"?)\d+[sm]\b"
 PATIENT = (
     (re.compile(_WAITS), r"\1\g<2>10m"),
     (re.compile(r"(headway demo --seconds) \d+"), r"\1 1"),
 )
-HASTE = {"HEADWAY_SQLITE_SYNCHRONOUS": "normal"}  # No test here ends with a power cut.
+NO_FSYNC = {"HEADWAY_SQLITE_SYNCHRONOUS": "normal"}  # No test here simulates a power failure.
 
 _FENCE = re.compile(
     r"^(?P<indent> *)(?:<!-- (?P<mark>[^\n]*?) -->\n(?P=indent))?```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$",
@@ -154,7 +154,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def patient(text: str) -> str:
-    """Return what a page says with leases and time-outs that no pause of a process matters for."""
+    """Return a text of a page with leases and timeouts that tolerate stalls."""
     for found, better in PATIENT:
         text = found.sub(better, text)
     return text
@@ -168,7 +168,7 @@ def prefork() -> Iterator[Prefork]:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A process that keeps running, and what it has written."""
+    """A background process, and its log."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -179,31 +179,31 @@ class Node:
         with log.open("wb") as output:
             return cls(subprocess.Popen(command, cwd=folder, env=env, stdout=output, stderr=output), log)
 
-    def await_words(self, pattern: str) -> re.Match[str]:
-        """Wait until it has written something."""
+    def wait_logged(self, pattern: str) -> re.Match[str]:
+        """Wait until the log matches a pattern."""
 
-        def look() -> re.Match[str] | None:
+        def match_log() -> re.Match[str] | None:
             found = re.search(pattern, self.log.read_text(errors="replace"))
             assert found or self.process.poll() is None, f"it ended with {self.process.returncode}"
             return found
 
-        found = wait_until(look, f"{pattern!r} of {self.process.args!r}")
+        found = wait_until(match_log, f"{pattern!r} of {self.process.args!r}")
         assert found
         return found
 
-    def await_port(self) -> int:
-        """Wait until it listens, and return where."""
-        return int(self.await_words(r"listening url=http://127\.0\.0\.1:(\d+)")[1])
+    def wait_port(self) -> int:
+        """Wait until it listens; return the port."""
+        return int(self.wait_logged(r"listening url=http://127\.0\.0\.1:(\d+)")[1])
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(RUN_S_MAX)
 
 
-# --- the pages as such
+# --- structure of the pages
 
 
-def test_every_fence_is_closed_and_every_mark_is_known() -> None:
+def test_fences_are_closed_and_marks_are_known() -> None:
     for page, text in PAGES.items():
         assert len(re.findall(r"^ *```", text, re.MULTILINE)) == 2 * len(blocks(page)), page
     known = re.compile(
@@ -222,7 +222,7 @@ def anchors(page: str) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
+def test_links_resolve(page: str) -> None:
     text = _FENCE.sub("", PAGES[page])
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if re.match(r"https?://", target):
@@ -234,13 +234,13 @@ def test_links_lead_somewhere(page: str) -> None:
             assert anchor in anchors(str(file.resolve().relative_to(ROOT))), f"{page} links to {target}"
 
 
-def test_the_navigation_has_every_page_once() -> None:
+def test_navigation_has_every_page_once() -> None:
     nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
     named = re.findall(r"[\w/-]+\.md\b", nav)
     assert sorted(named) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 
 
-def test_every_decision_is_in_the_index() -> None:
+def test_index_has_every_adr() -> None:
     index = PAGES["docs/adr/index.md"]
     for path in sorted((DOCS / "adr").glob("0*.md")):
         title = path.read_text().partition("\n")[0]
@@ -253,12 +253,12 @@ def test_every_decision_is_in_the_index() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_files_that_are_named_exist(page: str) -> None:
+def test_named_files_exist(page: str) -> None:
     for path in re.findall(r"`((?:tests|examples|scripts|docs|src)/[\w./-]+)`", PAGES[page]):
         assert (ROOT / path).exists(), f"{page} names {path}"
 
 
-def test_every_example_is_in_the_readme() -> None:
+def test_readme_lists_every_example() -> None:
     for path in sorted((ROOT / "examples").glob("*.py")):
         assert f"(examples/{path.name})" in PAGES["README.md"]
 
@@ -284,7 +284,7 @@ def test_every_setting_is_documented_with_its_default() -> None:
             assert row[2].strip("`") == str(default)
 
 
-def test_the_bounds_of_settings_are_the_documented_ones() -> None:
+def test_bounds_of_settings_match_the_documentation() -> None:
     table = {row[0].strip("`"): row for row in rows("docs/settings.md")}
     bounded = [name for name, row in table.items() if " to " in row[3]]
     assert len(bounded) >= 9
@@ -298,12 +298,12 @@ def test_the_bounds_of_settings_are_the_documented_ones() -> None:
 
 
 def _beyond(bound: str, by: int) -> str:
-    """Return the next number or second after a bound, or before it."""
+    """Return the next number or second beyond a bound."""
     return str(int(bound) + by) if bound.isdigit() else f"{parse_duration(bound) / SECOND + by:.0f}s"
 
 
 def commands() -> Iterator[str]:
-    """Yield every command that the command line has, by its full name."""
+    """Yield the full name of every command."""
     group = root._root()
     for name in group.list_commands(None):
         command = group.get_command(None, name)
@@ -337,12 +337,12 @@ def test_every_error_is_documented() -> None:
 NOT_MADE = {"S8", "S10", "L10"}
 
 
-def test_every_promise_that_is_mentioned_is_explained() -> None:
+def test_mentioned_promises_are_explained() -> None:
     promises = PAGES["docs/promises.md"]
     made = set(re.findall(r"^### ([SL]\d+) ", promises, re.MULTILINE))
     assert made == {*(f"S{n}" for n in range(1, 13)), *(f"L{n}" for n in range(1, 12))} - NOT_MADE
     for promise in NOT_MADE:
-        assert f"({promise})" in promises, f"{promise} is not made: say so"
+        assert f"({promise})" in promises, f"{promise} is not made: the page must mention it"
     for page, text in PAGES.items():
         for promise in re.findall(r"\b[SL]\d{1,2}\b", text):
             assert re.search(rf"\b{promise}\b", promises), f"{page} mentions {promise}"
@@ -352,14 +352,15 @@ def test_every_view_is_documented_with_its_columns(filled_sqlite: Path) -> None:
     table = {row[0].strip("`"): re.findall(r"`(\w+)`", row[1]) for row in rows("docs/audit.md") if len(row) == 2}
     with sqlite3.connect(filled_sqlite) as connection:
         found = [row[0] for row in connection.execute("select name from sqlite_master where type = 'view'")]
-        views = [view for view in found if view.endswith("_v")]  # Those for people; others are parts of statements.
+        # Those for people; other views are parts of statements.
+        views = [view for view in found if view.endswith("_v")]
         assert views
         for view in views:
             columns = [column[0] for column in connection.execute(f"select * from {view} limit 0").description]
             assert table[view] == columns
 
 
-def test_the_limits_are_those_of_the_code() -> None:
+def test_limits_match_the_code() -> None:
     table = {row[0]: row[1] for row in rows("docs/limits.md")}
     number = "{:,}".format
     expected = {
@@ -407,7 +408,7 @@ def test_the_limits_are_those_of_the_code() -> None:
         assert bound in table[what], what
 
 
-def test_the_limits_of_the_api_are_those_of_the_code() -> None:
+def test_api_limits_match_the_code() -> None:
     table = {row[0]: row[1] for row in rows("docs/api.md") if len(row) == 2}
     number = "{:,}".format
     expected = {
@@ -443,7 +444,7 @@ def test_every_error_of_the_api_is_documented() -> None:
     assert {str(status) for status in answers | {405}} <= listed
 
 
-def test_every_event_that_is_streamed_is_documented() -> None:
+def test_every_streamed_event_is_documented() -> None:
     sources = "".join(map(inspect.getsource, (fanout, followers, follow)))
     kinds = set(re.findall(r'(?:Event|job_event)\("(\w+)"', sources))
     assert {"resync", "gone", "log", "ready"} <= kinds
@@ -451,7 +452,7 @@ def test_every_event_that_is_streamed_is_documented() -> None:
         assert f"`{kind}`" in PAGES["docs/follow.md"], kind
 
 
-def test_the_reference_instants() -> None:
+def test_reference_instants() -> None:
     found = 0
     for row in rows("docs/time.md"):
         text = re.fullmatch(r"`([^`]+)` (\w+/\w+)", row[0])
@@ -486,7 +487,7 @@ def _clock(instant: Instant) -> str:
     return f"{moment:%H:%M:%S}" if moment.second else f"{moment:%H:%M}"
 
 
-def _line(decision: Decision) -> str:
+def _line(decision: PlannedDecision) -> str:
     span = _clock(decision.instant) + (f" – {_clock(decision.until)}" if decision.until else "")
     count = f"×{decision.count}" if decision.count > 1 else ""
     moved = f", starts {_clock(decision.start_at)}" if decision.start_at not in (None, decision.instant) else ""
@@ -525,7 +526,7 @@ WORKED = {
 }
 
 
-def test_the_worked_examples_are_what_the_planner_decides() -> None:
+def test_worked_examples_match_the_planner() -> None:
     shown = [
         "\n".join(" ".join(line.split()) for line in block.body.strip().splitlines())
         for block in blocks("docs/time.md")
@@ -535,14 +536,14 @@ def test_the_worked_examples_are_what_the_planner_decides() -> None:
     assert shown == expected
 
 
-def test_the_refused_text_is_quoted_as_it_is() -> None:
+def test_quoted_error_matches_the_code() -> None:
     with pytest.raises(errors.InvalidSchedule) as refused:
         Cron("0 12 * * 1 *")
     quoted = [" ".join(block.body.split()) for block in blocks("docs/time.md")]
     assert str(refused.value) in quoted
 
 
-def test_a_fixed_delay_is_due_at_once() -> None:
+def test_fixed_delay_is_due_at_once() -> None:
     spec = ScheduleSpec.build(task="task", trigger=After("10m"))
     assert planner.first_at(spec, _at("10:00")) == _at("10:00") + 1
 
@@ -568,31 +569,28 @@ PROGRAMS = sorted({(block.page, block.mark) for block in all_blocks() if block.m
 
 
 @pytest.mark.parametrize(("page", "mark"), PROGRAMS)
-def test_python_samples_run_and_print_what_they_say(page: str, mark: str, tmp_path: Path, prefork: Prefork) -> None:
+def test_python_samples_run_and_print_their_comments(page: str, mark: str, tmp_path: Path, prefork: Prefork) -> None:
     program = "\n".join(block.body for block in blocks(page) if block.mark == mark)
     (tmp_path / "runner.py").write_text(RUNNER)
     with _node_for(program, tmp_path, mark) if mark in ("run: worker", "run: server") else nullcontext(0) as port:
         (tmp_path / "sample.py").write_text(patient(program).replace("127.0.0.1:8480", f"127.0.0.1:{port}"))
-        run = prefork.python(tmp_path / "runner.py", cwd=tmp_path, env=environment(**HASTE))
+        run = prefork.python(tmp_path / "runner.py", cwd=tmp_path, env=environment(**NO_FSYNC))
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines() == re.findall(r"^\s*print\(.*\)  # (.*)$", program, re.MULTILINE)
 
 
 @contextmanager
 def _node_for(program: str, folder: Path, mark: str) -> Iterator[int]:
-    """Have a worker for the tasks of a program, of which it gets the definitions only, or a node with the API.
-
-    Yield the port of the API.
-    """
+    """Run a worker with the definitions of a program, or a node with the API; yield the port of the API."""
     lines = compile(program, "sample", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST).body
     kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef)
     kept = [line for line in lines if isinstance(line, kinds) or ast.unparse(line).startswith("app = ")]
     (folder / "defined.py").write_text("\n".join(map(ast.unparse, kept)))
     role = mark.replace("run: server", "serve").removeprefix("run: ")
     command = [sys.executable, "-m", "headway", role, "--app", "defined:app", "--processes", "1"]
-    node = Node.start(command, folder, environment(HEADWAY_PORT="0", **HASTE))
+    node = Node.start(command, folder, environment(HEADWAY_PORT="0", **NO_FSYNC))
     try:
-        yield node.await_port() if role == "serve" else 0
+        yield node.wait_port() if role == "serve" else 0
     finally:
         node.stop()
 
@@ -606,15 +604,15 @@ async def _fill(url: str) -> None:
     await driver.close()
     async with Headway(url, name="docs") as app:
         await app.put_schedule("daily-report", task="report", trigger=Every("100ms"))
-        await asyncio.sleep(0.5)  # No pause makes it less: a few instants are due.
-        await app.remove_schedule("daily-report")  # Decides what was due.
+        await asyncio.sleep(0.5)  # A few instants are due after this; more on a slow machine.
+        await app.remove_schedule("daily-report")  # Decides the due instants.
         await app.put_schedule("late", task="report", trigger=Every("100ms"))
         await app.enqueue("mail")
         await _run_twice(await app.store(), (await app.enqueue("mail", queue="twice")).id)
 
 
 async def _run_twice(store: Store, job_id: str) -> None:
-    """Have a job handed back and completed, and what its first attempt says after that refused."""
+    """Release a job, complete it in a second attempt, and check that the first attempt is fenced."""
     for outcome in (lifecycle.Released(), lifecycle.Succeeded()):
         (claimed,) = await store.work.claim("twice", node="node", lease=HOUR, limit=1)
         await store.work.settle([lifecycle.settle(claimed, outcome, 0.5)])
@@ -669,11 +667,11 @@ def test_sql_on_postgresql(postgres_url: str) -> None:
             _check_answer(block.body, cursor.fetchall() if cursor.description else [])
 
 
-def test_the_number_to_page_on_grows_when_nobody_decides(filled_sqlite: Path) -> None:
+def test_oldest_undecided_age_grows_without_a_scheduler(filled_sqlite: Path) -> None:
     query = next(block.body for block in sql_blocks("sqlite") if "oldest_undecided_seconds" in block.body)
     with sqlite3.connect(filled_sqlite) as connection:
         first = connection.execute(query).fetchone()[0]
-        wait_until(lambda: connection.execute(query).fetchone()[0] > first, "a greater number")
+        wait_until(lambda: connection.execute(query).fetchone()[0] > first, "a greater age")
 
 
 # --- commands
@@ -683,29 +681,29 @@ CURL = ["curl", "--silent", "--show-error", "--fail-with-body", "--noproxy", "*"
 
 
 class Terminal:
-    """Runs the commands of a page as a reader would, in one folder."""
+    """Run the commands of a page as a reader would, in one folder."""
 
     def __init__(self, folder: Path, prefork: Prefork) -> None:
         self._folder = folder
         self._prefork = prefork
         self._port = 0
-        self._environment = environment(PYTHONUNBUFFERED="1", HEADWAY_PORT="0", **HASTE)
+        self._environment = environment(PYTHONUNBUFFERED="1", HEADWAY_PORT="0", **NO_FSYNC)
         self._background: list[Node] = []
         self._orphaned: list[str] = []
         self.set_pace(0.1)
 
     def write(self, name: str, text: str) -> None:
-        """Write a file, of which every call of sleep goes by the pace."""
+        """Write a file, with every call of sleep multiplied by the pace."""
         paced = r'sleep(\1 * float(open("pace").read()))'
         (self._folder / name).write_text(re.sub(r"\bsleep\(([\d.]+)\)", paced, text))
 
     def set_pace(self, pace: float) -> None:
-        """Have the tasks of the page wait so many times as long as they say, from now on."""
+        """Multiply the sleeps of the page's tasks by this factor from now on."""
         (self._folder / "pace.new").write_text(str(pace))
         (self._folder / "pace.new").rename(self._folder / "pace")
 
     def run(self, line: str) -> str:
-        """Run one line; it must end well, or with the exit code that a comment behind it names."""
+        """Run one line; it must succeed, or exit with the code that its comment names."""
         line, _, code = patient(line).partition("  # exit code ")
         if line.startswith("export "):
             name, _, value = shlex.split(line, comments=True)[1].partition("=")
@@ -722,19 +720,19 @@ class Terminal:
         return done.stdout
 
     def start(self, line: str) -> None:
-        """Start a command that does not end, and wait until it is there and a scheduler leads."""
+        """Start a background command, and wait until it runs and a scheduler leads."""
         words = self._words(patient(line))
         node = Node.start([sys.executable, "-m", *words], self._folder, self._environment)
         self._background.append(node)
-        node.await_words(r"\bstarting node=")
+        node.wait_logged(r"\bstarting node=")
         if words[1] in ("dev", "serve"):
-            self._port = node.await_port()
+            self._port = node.wait_port()
         if words[1] == "worker":
-            node.await_words(r"\bchild_ready\b")
+            node.wait_logged(r"\bchild_ready\b")
         wait_until(lambda: '"leader": {' in self._execute("headway status --json").stdout, "a leader", every_s=0.1)
 
     def stop(self) -> None:
-        """End everything that was started."""
+        """Stop all background commands."""
         for node in self._background:
             node.process.send_signal(signal.SIGTERM)
         for node in self._background:
@@ -744,7 +742,7 @@ class Terminal:
     def _execute(self, line: str) -> subprocess.CompletedProcess[str]:
         words, env = self._words(line), self._environment
         if words[0] == "headway":
-            if words[1] == "demo":  # It looks for a port by itself.
+            if words[1] == "demo":  # It chooses a port itself.
                 env = {name: value for name, value in env.items() if name != "HEADWAY_PORT"}
             return self._prefork.headway(*words[1:], cwd=self._folder, env=env)
         return subprocess.run(
@@ -763,7 +761,7 @@ class Terminal:
         if "job_…" in line:
             newest = self._newest_job()
             words = [word.replace("job_…", newest) for word in words]
-        assert words[0] in ("headway", "curl"), f"only commands of Headway, and curl, are run here: {line}"
+        assert words[0] in ("headway", "curl"), f"only headway and curl commands run here: {line}"
         return words
 
     def _newest_job(self) -> str:
@@ -771,10 +769,10 @@ class Terminal:
         return str(next((job for job in jobs if job["schedule"] is None), jobs[0])["id"])
 
     def _kill_worker(self) -> None:
-        """Kill the process that runs the newest job, whose number is in the name of the node, and end its leases."""
+        """Kill the process that runs the newest job (its pid is in the node name), and expire its leases."""
         job_id = self._newest_job()
         name, number = wait_until(
-            lambda: re.findall(r"running on (\S+-(\d+)) for", self._look_at(job_id)["why"]), f"{job_id} to run"
+            lambda: re.findall(r"running on (\S+-(\d+)) for", self._show(job_id)["why"]), f"{job_id} to run"
         )[0]
         os.kill(int(number), signal.SIGKILL)
         self._orphaned.append(job_id)
@@ -786,16 +784,16 @@ class Terminal:
         connection.close()
 
     def check_rescued(self) -> None:
-        """See that jobs whose worker was killed have run again."""
-        for job in map(self._look_at, self._orphaned):
+        """Check that the jobs of killed workers have run again."""
+        for job in map(self._show, self._orphaned):
             assert [attempt["outcome"] for attempt in job["history"]] == ["expired", "completed"], job
 
-    def _look_at(self, job_id: str) -> dict[str, Any]:
+    def _show(self, job_id: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.run(f"headway jobs show {job_id} --json"))
         return found
 
 
-def _perform(page: str, terminal: Terminal, kinds: tuple[str, ...]) -> int:
+def _run_page(page: str, terminal: Terminal, kinds: tuple[str, ...]) -> int:
     performed = 0
     for block in blocks(page):
         kind, _, argument = block.mark.partition(": ")
@@ -803,11 +801,11 @@ def _perform(page: str, terminal: Terminal, kinds: tuple[str, ...]) -> int:
             terminal.write(argument, block.body)
         elif block.mark in kinds:
             performed += 1
-            _perform_block(block, terminal)
+            _run_block(block, terminal)
     return performed
 
 
-def _perform_block(block: Block, terminal: Terminal) -> None:
+def _run_block(block: Block, terminal: Terminal) -> None:
     lines = block.body.splitlines()
     if any(line.startswith("$ kill -9 ") for line in lines):
         terminal.set_pace(HELD)  # Until it is killed.
@@ -834,7 +832,7 @@ HELD = 100_000.0
 def test_commands_run_as_written(page: str, tmp_path: Path, prefork: Prefork) -> None:
     terminal = Terminal(tmp_path, prefork)
     try:
-        assert _perform(page, terminal, SESSIONS)
+        assert _run_page(page, terminal, SESSIONS)
         terminal.check_rescued()
     finally:
         terminal.stop()
@@ -850,14 +848,14 @@ def test_commands_run_as_written_on_postgresql(
     blocks.cache_clear()
     terminal = Terminal(tmp_path, prefork)
     try:
-        assert _perform(page, terminal, ("session: postgresql",))
+        assert _run_page(page, terminal, ("session: postgresql",))
     finally:
         terminal.stop()
         blocks.cache_clear()
 
 
-def test_an_app_has_one_name_however_it_is_called(tmp_path: Path) -> None:
-    """The owner of its schedules must not depend on whether HEADWAY_APP or --app leads to it."""
+def test_name_of_an_app_does_not_depend_on_how_it_is_loaded(tmp_path: Path) -> None:
+    """The owner of its schedules must be the same with HEADWAY_APP and --app."""
     (tmp_path / "jobs.py").write_text("from headway import Headway\napp = Headway()\n")
     names = {
         subprocess.run(

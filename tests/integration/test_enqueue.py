@@ -1,4 +1,4 @@
-"""Jobs as a program enqueues them: one and many, with keys, callbacks and options per row, on both databases."""
+"""Jobs as a program enqueues them: single and bulk, with keys, callbacks and options per row, on both databases."""
 
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
@@ -42,17 +42,17 @@ async def stored(app: Headway, handle: JobHandle) -> Any:
 
 
 async def deliveries(app: Headway) -> list[str]:
-    """Return the addresses to which ends of jobs are told."""
+    """Return the URLs of callback deliveries."""
     return sorted(one.url for one in await (await app.store()).webhooks.deliveries(limit=200))
 
 
-# --- the same key again
+# --- repeated keys
 
 
-async def test_a_repeated_key_gives_the_job_as_it_is_by_now(app: Headway) -> None:
+async def test_repeated_key_returns_the_current_job(app: Headway) -> None:
     options: dict[str, Any] = {"key": "r-1", "metadata": {"of": "ada"}, "timeout": "5m", "expires": "1h"}
     first = await app.enqueue("report", {"tenant_id": 1}, **options, tags=["a"], callback_url=HOOK)
-    assert first.job == await stored(app, first)  # A new job's handle says what the store has.
+    assert first.job == await stored(app, first)  # The handle of a new job matches the store.
     other = {"key": "r-1", "metadata": {"of": "bob"}, "timeout": "1m", "priority": 9}
     again = await app.enqueue("report", {"tenant_id": 1}, **other)
     assert again.job == first.job
@@ -67,7 +67,7 @@ async def test_a_repeated_key_gives_the_job_as_it_is_by_now(app: Headway) -> Non
     await app.close()
 
 
-def test_a_repeated_key_inside_the_callers_transaction(app: Headway) -> None:
+def test_repeated_key_in_the_callers_transaction(app: Headway) -> None:
     app.job_sync(app.enqueue_sync("report", {"tenant_id": 0}).id)
     path = app.settings.store
     connection: Any = (
@@ -84,12 +84,12 @@ def test_a_repeated_key_inside_the_callers_transaction(app: Headway) -> None:
     assert app.job_sync(first.id).job == first.job
 
 
-# --- who enqueued it
+# --- the audit log
 
 
-async def test_who_enqueues_over_http_is_in_the_audit_log_by_choice(app: Headway) -> None:
+async def test_http_enqueues_are_audited_if_enabled(app: Headway) -> None:
     store = await app.store()
-    told = []
+    results = []
     for choice in ("off", "on"):
         app.settings = replace(app.settings, audit_enqueues=choice, token=SECRET)
         asgi = httpx.ASGITransport(app.api())
@@ -103,28 +103,28 @@ async def test_who_enqueues_over_http_is_in_the_audit_log_by_choice(app: Headway
         assert first == again == many[0]["id"]
         ids = [job["id"] for job in many]
         lines = [(line.tenant, line.target, line.detail) for line in reversed(await store.audit_log.page())]
-        told.append((lines, one, first, ids))
-    assert told[0][0] == []
-    lines, one, first, ids = told[1]
+        results.append((lines, one, first, ids))
+    assert results[0][0] == []
+    lines, one, first, ids = results[1]
     assert lines == [
         ("default", one, {"types": ["report"], "count": 1}),
         ("acme", first, {"types": ["report"], "count": 1}),
         ("t0", "*", {"types": ["report"], "count": 2, "jobs": [ids[1], ids[3]]}),
         ("t1", ids[2], {"types": ["report"], "count": 1}),
-    ]  # Nothing for what was there before.
+    ]  # No entry for the existing job.
     await app.close()
 
 
-# --- what a handle tells
+# --- handles
 
 
-async def test_a_handle_tells_when_and_why(app: Headway) -> None:
+async def test_handle_has_times_and_reasons(app: Headway) -> None:
     store = await app.store()
     job = await app.enqueue("report", {"tenant_id": 1}, max_attempts=2)
     assert (job.started_at, job.finished_at, job.attempts, job.updated_at) == (None, None, 0, job.created_at)
     assert job.why
     await store.queue.pause("default", author="ada", reason="the disk is full")
-    assert "the disk is full" in (await job.refresh()).why  # As the API says it, after a look around.
+    assert "the disk is full" in (await job.refresh()).why  # The same text as the API, which looks at the queue.
     assert "the disk is full" in (await app.job(job.id)).why
     await store.queue.resume("default")
     await claim_one(store)
@@ -144,7 +144,7 @@ async def test_a_handle_tells_when_and_why(app: Headway) -> None:
     await app.close()
 
 
-# --- whom to call back
+# --- callbacks
 
 
 async def finish(app: Headway, number: int) -> None:
@@ -152,7 +152,7 @@ async def finish(app: Headway, number: int) -> None:
         await run_one(await app.store())
 
 
-def test_callback_urls_are_told_of_every_way_to_enqueue(app: Headway, cli: Cli) -> None:
+def test_callback_url_works_with_every_way_to_enqueue(app: Headway, cli: Cli) -> None:
     report = app.tasks["report"]
     report.options(callback_url=f"{HOOK}?1").enqueue_sync(tenant_id=1)
     app.enqueue_sync("report", {"tenant_id": 2}, callback_url=f"{HOOK}?2", tenant="acme")
@@ -163,10 +163,10 @@ def test_callback_urls_are_told_of_every_way_to_enqueue(app: Headway, cli: Cli) 
     assert app.blocking(deliveries(app)) == [f"{HOOK}?{number}" for number in (1, 2, 3, 4)]
 
 
-def test_callback_urls_are_checked_as_over_http(app: Headway, cli: Cli) -> None:
+def test_callback_urls_are_validated_as_over_http(app: Headway, cli: Cli) -> None:
     for wrong in ("file:///etc/passwd", "example.org", "https://ada:secret@example.org/", "", 7):
         with pytest.raises(DefinitionError, match="callback_url"):
-            app.tasks["report"].options(callback_url=wrong)
+            app.tasks["report"].options(callback_url=wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidTask, match=r"rows\[1\]: callback_url"):
         app.enqueue_many_sync("other", [{"n": "a"}, {"n": " "}], callback_url="https://example.org/{n}")
     assert app.jobs_sync() == []
@@ -174,7 +174,7 @@ def test_callback_urls_are_checked_as_over_http(app: Headway, cli: Cli) -> None:
     assert (refused.code, "callback_url" in refused.err) == (2, True)
 
 
-def test_a_running_task_enqueues_with_callbacks_and_in_bulk() -> None:
+def test_running_task_enqueues_with_callbacks_and_in_bulk() -> None:
     app = Headway("sqlite://", name="billing")
     seen: list[Any] = []
 
@@ -204,18 +204,18 @@ def test_a_running_task_enqueues_with_callbacks_and_in_bulk() -> None:
         app.tasks["fan_out"].options(tenant="a{b}").enqueue_sync(n=5)
         world.drain()
         jobs = {job.args["tenant_id"]: job.job for job in app.jobs_sync(task="report", limit=200)}
-        told = app.blocking(deliveries(app))
+        results = app.blocking(deliveries(app))
     assert seen[0] == (5, 1)
     assert sorted(seen[1:]) == [(-1, 0), (0, 0), (1, 1), (2, 2), (3, 0), (4, 1), (99, 0)]
     assert {number: (job.tenant, job.key, job.priority) for number, job in jobs.items() if 0 <= number < 5} == {
         number: (f"t{number}", f"r:{number}", number % 3) for number in range(5)
     }
-    assert jobs[99].tenant == "a{b}"  # That of the job which runs, whatever characters it has.
+    assert jobs[99].tenant == "a{b}"  # The tenant of the running job, whatever characters it has.
     assert len({job.parent for job in jobs.values()}) == 1
-    assert told == [HOOK]
+    assert results == [HOOK]
 
 
-# --- many at once
+# --- bulk
 
 
 async def test_each_row_has_its_own_options(app: Headway) -> None:
@@ -242,7 +242,7 @@ async def test_each_row_has_its_own_options(app: Headway) -> None:
     await app.close()
 
 
-async def test_a_wrong_row_is_named_and_nothing_is_enqueued(app: Headway) -> None:
+async def test_invalid_row_is_named_and_nothing_is_enqueued(app: Headway) -> None:
     report = app.tasks["report"]
     good = {"tenant_id": 1, "level": 1}
     wrong: list[tuple[list[Any], dict[str, Any], str]] = [
@@ -274,7 +274,7 @@ async def test_a_wrong_row_is_named_and_nothing_is_enqueued(app: Headway) -> Non
     await app.close()
 
 
-async def test_ten_thousand_at_once(app: Headway) -> None:
+async def test_ten_thousand_rows(app: Headway) -> None:
     rows = [{"tenant_id": number, "level": number % 7} for number in range(ROWS_MAX)]
     options: dict[str, Any] = {"key": "r:{tenant_id}", "tenant": "t{tenant_id}", "priority": "{level}"}
     first = await app.tasks["report"].enqueue_many(rows, **options)

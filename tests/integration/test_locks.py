@@ -1,4 +1,4 @@
-"""Locks and leaders for users: never two at a time, over processes that are killed, frozen and cut off."""
+"""Locks and leaders for users: never two holders at a time, with processes that are killed, frozen and cut off."""
 
 import asyncio
 import contextlib
@@ -27,13 +27,13 @@ from headway.store import open_driver
 from headway.store.migrations import migrate
 from tests.support import evidence
 from tests.support.postgres import PostgresServer
-from tests.support.processes import has_ended, minds
+from tests.support.processes import has_ended, is_stopped, minds
 from tests.support.tuned import tuned
 from tests.support.waiting import DEADLINE_S, async_wait_until, wait_until
 
 HEADWAY = str(Path(sys.executable).with_name("headway"))
-LONG = "10m"  # The ttl of a lock that is not lost to a machine that stands still for a while.
-RENEWALS = 1_000  # In one ttl: a lock that is held for long is renewed soon all the same.
+LONG = "10m"  # The TTL of a lock that a stalled machine must not lose.
+RENEWALS = 1_000  # Per TTL: a lock with a long TTL is still renewed often.
 STORES = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
 
 FIGHTER = """
@@ -44,7 +44,7 @@ async def main(store, witness, times):
     app = Headway(store, name="fighter")
     for _ in range(times):
         async with app.lock("arena", ttl="10m") as lock:
-            os.close(os.open(witness + ".inside", os.O_CREAT | os.O_EXCL))  # Fails where somebody is inside.
+            os.close(os.open(witness + ".inside", os.O_CREAT | os.O_EXCL))  # Fails if another holder is inside.
             with open(witness, "a") as file:
                 file.write(f"{lock.token}\\n")
             await asyncio.sleep(0)
@@ -57,7 +57,7 @@ asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 
 @pytest.fixture(params=STORES)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Each store in turn, ready for use."""
+    """Run the test on each store, ready for use."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/headway.db"
     url: str = request.getfixturevalue("migrated_url")
@@ -66,7 +66,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def often_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Locks of this process are renewed twice a second, though they are held for long."""
+    """Renew locks of this process twice a second, in spite of a long TTL."""
     monkeypatch.setattr(locks, "RENEWALS_PER_LEASE", RENEWALS)
 
 
@@ -86,7 +86,7 @@ def environment() -> dict[str, str]:
 
 
 def execute(store: str, statement: str) -> list[Any]:
-    """Look into a store, or change it, behind Headway's back."""
+    """Query or change a store directly, without Headway."""
     if store.startswith("sqlite"):
         with closing(sqlite3.connect(store.removeprefix("sqlite:///"), timeout=DEADLINE_S)) as file, file:
             return file.execute(statement).fetchall()
@@ -96,30 +96,30 @@ def execute(store: str, statement: str) -> list[Any]:
 
 
 def held_until(store: str, name: str) -> int:
-    """Return when a lock runs out unless it is renewed."""
+    """Return when a lock expires unless it is renewed."""
     [[until]] = execute(store, f"select until from headway_leases where name = 'lock/{name}'")
     return int(until)
 
 
-def let_run_out(store: str, name: str) -> None:
-    """Have a lock run out that is held for long."""
+def expire(store: str, name: str) -> None:
+    """Expire a lock with a long TTL."""
     execute(store, f"update headway_leases set until = 1 where name = 'lock/{name}'")
 
 
 async def steal(app: Headway, name: str) -> None:
-    """Take a lock away as somebody would who had it after it ran out."""
+    """Take a lock over, as another holder would after it expired."""
     thief = {"holder": "thief", "holder_name": "a thief", "duration": SECOND}
     await (await app.store()).leases.adopt({f"lock/{name}": 1}, **thief)  # type: ignore[arg-type]
 
 
-async def stolen(app: Headway, lock: Lock | Leader) -> None:
-    """Be in a body whose lock is taken away."""
+async def lose_in_body(app: Headway, lock: Lock | Leader) -> None:
+    """Enter a lock whose body is running when the lock is taken over."""
     async with lock as held:
         await steal(app, held.name)
         await asyncio.sleep(DEADLINE_S)
 
 
-async def nothing_is_left_of_the_cancellation() -> None:
+async def check_no_pending_cancellation() -> None:
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
@@ -127,7 +127,7 @@ async def nothing_is_left_of_the_cancellation() -> None:
 
 
 class TestLock:
-    async def test_one_at_a_time_with_tokens_that_grow(self, store: str) -> None:
+    async def test_one_holder_at_a_time_with_increasing_tokens(self, store: str) -> None:
         one, two = Headway(store, name="one"), Headway(store, name="two")
         inside = 0
         tokens: list[int] = []
@@ -147,7 +147,7 @@ class TestLock:
         await one.close()
         await two.close()
 
-    async def test_who_cannot_have_it_is_told_by_whom_it_is_held(self, app: Headway) -> None:
+    async def test_refusal_names_the_holder(self, app: Headway) -> None:
         async with app.lock("till", ttl=LONG):
             with pytest.raises(LockHeld, match=f"'till' is held by {re.escape(app.settings.node)}$"):
                 await app.lock("till", blocking=False).acquire()
@@ -161,7 +161,7 @@ class TestLock:
             pass
 
     @pytest.mark.usefixtures("often_renewed")
-    async def test_it_renews_itself_and_is_given_back_whatever_happens(self, app: Headway) -> None:
+    async def test_lock_is_renewed_and_always_released(self, app: Headway) -> None:
         lock = app.lock("till", ttl=LONG)
 
         async def body() -> None:
@@ -183,15 +183,15 @@ class TestLock:
             pass
 
     @pytest.mark.usefixtures("often_renewed")
-    async def test_the_body_is_cancelled_when_the_lock_is_lost(self, app: Headway) -> None:
+    async def test_body_is_cancelled_when_the_lock_is_lost(self, app: Headway) -> None:
         lock = app.lock("till", ttl=LONG)
-        with pytest.raises(LeaseLost, match="'till' is lost: it ran out, or somebody else has it"):
-            await stolen(app, lock)
+        with pytest.raises(LeaseLost, match="'till' is lost: it expired, or another holder has it"):
+            await lose_in_body(app, lock)
         assert lock.lost.is_set()
-        await nothing_is_left_of_the_cancellation()
+        await check_no_pending_cancellation()
 
-    async def test_a_store_that_is_away_is_not_waited_for_past_the_trust(self, app: Headway) -> None:
-        """Nobody says that it is lost: it cannot be known any more, and counts as lost a fifth of the ttl early."""
+    async def test_lock_counts_as_lost_before_its_ttl_without_the_store(self, app: Headway) -> None:
+        """Without the store it cannot be renewed, so it counts as lost a fifth of the TTL early."""
 
         async def body() -> None:
             async with app.lock("till", ttl="2s"):
@@ -203,7 +203,7 @@ class TestLock:
             await body()
         assert time.monotonic() - began > 1.0
 
-    async def test_code_that_does_not_await_asks_itself(self, app: Headway) -> None:
+    async def test_blocking_code_can_check_the_lock(self, app: Headway) -> None:
         async def body(checks: bool) -> None:
             async with app.lock("till", ttl="1s") as lock:
                 lock.check()
@@ -212,12 +212,12 @@ class TestLock:
                     lock.check()
                     raise AssertionError("past four fifths of its ttl a lock is not trusted")
 
-        for checks in (True, False):  # Who does not ask learns it at the end.
+        for checks in (True, False):  # Code that does not check learns it at the end.
             with pytest.raises(LeaseLost, match="not renewed in time"):
                 await body(checks)
-            await nothing_is_left_of_the_cancellation()
+            await check_no_pending_cancellation()
 
-    async def test_a_body_that_others_cancel_is_cancelled(self, app: Headway) -> None:
+    async def test_cancelled_body_releases_the_lock(self, app: Headway) -> None:
         entered = asyncio.Event()
 
         async def body() -> None:
@@ -233,7 +233,7 @@ class TestLock:
         async with app.lock("till", blocking=False):
             pass
 
-    async def test_who_stops_waiting_has_nothing(self, app: Headway) -> None:
+    async def test_cancelled_acquire_holds_nothing(self, app: Headway) -> None:
         for turn in range(10):
             trying = asyncio.create_task(app.lock("till", ttl=LONG).acquire())
             for _ in range(turn):
@@ -246,7 +246,7 @@ class TestLock:
             else:
                 await trying.result().release()
 
-    async def test_names_and_times_are_checked(self, app: Headway) -> None:
+    async def test_names_and_durations_are_validated(self, app: Headway) -> None:
         for name, words in (("", "non-empty text"), ("x" * 201, "at most 200"), ("a\nb", "control characters")):
             with pytest.raises(DefinitionError, match=f"lock must .*{words}"):
                 app.lock(name)
@@ -257,15 +257,15 @@ class TestLock:
             app.lock("till", timeout="soon")
         lock = app.lock("till", ttl=LONG)
         async with lock:
-            with pytest.raises(DefinitionError, match="held by this very object"):
+            with pytest.raises(DefinitionError, match="held by this object"):
                 await lock.acquire()
 
-    async def test_no_name_is_a_lease_of_the_engine(self, app: Headway) -> None:
+    async def test_user_locks_have_a_separate_namespace(self, app: Headway) -> None:
         async with app.lock("scheduler/0", ttl=LONG):
             held = await (await app.store()).leases.held("")
             assert [lease.name for lease, _ in held] == ["lock/scheduler/0"]
 
-    async def test_a_store_that_was_never_there_is_told_at_once(self) -> None:
+    async def test_unreachable_store_is_reported_at_once(self) -> None:
         with pytest.raises(StoreUnavailable):
             async with Headway("postgresql://127.0.0.1:1/none", name="x").lock("till"):
                 pass
@@ -273,7 +273,7 @@ class TestLock:
 
 class TestLeader:
     @pytest.mark.usefixtures("often_renewed")
-    async def test_terms_follow_one_another_and_a_loss_ends_the_body(self, app: Headway) -> None:
+    async def test_terms_succeed_each_other_and_a_loss_ends_the_body(self, app: Headway) -> None:
         tokens = []
         async for term in app.leader("indexer", ttl=LONG):
             async with term:
@@ -284,11 +284,11 @@ class TestLeader:
                 await asyncio.sleep(DEADLINE_S)
                 raise AssertionError("the body went on without the lease")
         assert tokens[0] < tokens[1]
-        async with app.lock("indexer", blocking=False):  # It is the lock of this name, and was given back.
+        async with app.lock("indexer", blocking=False):  # The term is the lock of this name, and was released.
             pass
 
     @pytest.mark.usefixtures("often_renewed")
-    async def test_one_term_is_a_lock_that_is_waited_for(self, app: Headway) -> None:
+    async def test_single_term_waits_like_a_lock(self, app: Headway) -> None:
         led = []
 
         async def lead(number: int) -> None:
@@ -300,12 +300,12 @@ class TestLeader:
         assert sorted(number for _, number in led) == [0, 1, 2]
         assert led == sorted(led)
         with pytest.raises(LeaseLost):
-            await stolen(app, app.leader("indexer", ttl=LONG))
+            await lose_in_body(app, app.leader("indexer", ttl=LONG))
 
 
 @pytest.mark.usefixtures("often_renewed")
 class TestSync:
-    def test_with(self, store: str) -> None:
+    def test_context_manager(self, store: str) -> None:
         app = Headway(store, name="billing")
         with app.lock_sync("till", ttl=LONG) as lock:
             first = held_until(store, "till")
@@ -317,7 +317,7 @@ class TestSync:
         with app.leader_sync("till", ttl=LONG) as term:
             assert term.token > token
 
-    def test_the_end_of_the_body_tells_of_the_loss(self, app: Headway) -> None:
+    def test_loss_is_raised_at_the_end_of_the_body(self, app: Headway) -> None:
         lock = app.lock_sync("till", ttl=LONG)
 
         def body() -> None:
@@ -331,7 +331,7 @@ class TestSync:
             body()
 
 
-def test_processes_fight_for_a_lock(store: str, tmp_path: Path) -> None:
+def test_processes_compete_for_a_lock(store: str, tmp_path: Path) -> None:
     witness, times = tmp_path / "witness", 25
     fighters = []
     for number in range(2):
@@ -349,7 +349,7 @@ def test_processes_fight_for_a_lock(store: str, tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def locking(folder: Path, store: str, *args: str, **more: str) -> Iterator["subprocess.Popen[str]"]:
-    """Run `headway lock` in a folder, and end it with the block."""
+    """Run `headway lock` in a folder, and kill it at the end of the block."""
     process = subprocess.Popen(
         [HEADWAY, "lock", "--store", store, "--ttl", LONG, *args],
         cwd=folder,
@@ -379,23 +379,23 @@ STAY = "until [ -e enough ]; do sleep 0.05; done"
 
 
 def writing(name: str, then: str) -> Sequence[str]:
-    """Return a command that writes its process id and its token into a file, then does something."""
+    """Return a command that writes its process id and its token into a file, then runs more."""
     return ["--", "sh", "-c", f"echo $$ $HEADWAY_LOCK_TOKEN > {name}.new; mv {name}.new {name}; {then}"]
 
 
 def written(folder: Path, name: str) -> tuple[int, int]:
-    """Return what such a command has written, once it has."""
+    """Wait for the file of such a command; return its contents."""
     wait_until((folder / name).exists, f"{name} to be written")
     pid, token = (folder / name).read_text().split()
     return int(pid), int(token)
 
 
-def often(folder: Path) -> str:
-    """Return a PYTHONPATH with which processes renew a lock twice a second, though they hold it for long."""
+def often_renewed_path(folder: Path) -> str:
+    """Return a PYTHONPATH with which processes renew locks twice a second, in spite of a long TTL."""
     return tuned(folder / "tuned", {"headway.coordination.elector.RENEWALS_PER_LEASE": RENEWALS})
 
 
-def test_a_command_runs_under_its_lock(store: str, tmp_path: Path) -> None:
+def test_command_runs_while_the_lock_is_held(store: str, tmp_path: Path) -> None:
     done = lock(tmp_path, store, "till", "--", "sh", "-c", "echo $HEADWAY_LOCK_NAME $HEADWAY_LOCK_TOKEN; exit 7")
     assert (done.returncode, done.stdout, done.stderr) == (7, "till 1\n", "")
     with locking(tmp_path, store, "till", *writing("inside", "exec sleep 600")) as holder:
@@ -409,20 +409,20 @@ def test_a_command_runs_under_its_lock(store: str, tmp_path: Path) -> None:
         assert has_ended(pid)
 
 
-def test_what_the_command_leaves_behind_ends_before_the_lock(tmp_path: Path) -> None:
+def test_leftover_processes_end_before_the_lock_is_released(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/headway.db"
     done = lock(tmp_path, store, "till", "--", "sh", "-c", "setsid sleep 600 > /dev/null 2>&1 & echo $!")
     assert done.returncode == 0
     assert has_ended(int(done.stdout))
 
 
-def test_a_signal_is_for_the_command_to_answer(tmp_path: Path) -> None:
+def test_signals_are_forwarded_to_the_command(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/headway.db"
     answering = "trap 'echo bye; exit 3' TERM; trap 'echo one; : > heard' USR1; : > ready; while :; do sleep 0.05; done"
     with locking(tmp_path, store, "till", "--", "sh", "-c", answering) as holder:
         wait_until((tmp_path / "ready").exists, "the command to be ready")
         holder.send_signal(signal.SIGUSR1)
-        wait_until((tmp_path / "heard").exists, "the command to hear the signal")
+        wait_until((tmp_path / "heard").exists, "the command to receive the signal")
         holder.send_signal(signal.SIGTERM)
         out, _ = holder.communicate(timeout=DEADLINE_S)
         assert (holder.returncode, out) == (3, "one\nbye\n")
@@ -430,21 +430,22 @@ def test_a_signal_is_for_the_command_to_answer(tmp_path: Path) -> None:
         written(tmp_path, "again")
         assert "waited for 0.2s" in lock(tmp_path, store, "till", "--wait", "0.2", "--", "true").stderr
         waiting = stack.enter_context(locking(tmp_path, store, "till", *writing("never", "true")))
-        wait_until(lambda: minds(waiting.pid, signal.SIGUSR2), "it to wait")  # The last one that it begins to mind.
-        waiting.send_signal(signal.SIGINT)  # Nothing runs yet, so it is for the one who waits.
+        # The last handler that it installs.
+        wait_until(lambda: minds(waiting.pid, signal.SIGUSR2), "the second process to wait")
+        waiting.send_signal(signal.SIGINT)  # No command runs yet, so the waiting process handles it.
         assert waiting.wait(DEADLINE_S) == 128 + signal.SIGINT
     assert not (tmp_path / "never").exists()
 
 
-def test_a_signal_that_comes_at_once_is_for_the_command_too(tmp_path: Path) -> None:
-    """The command is there sooner than we know of it, and tells us to end: it is to answer that."""
+def test_early_signal_is_forwarded_to_the_command(tmp_path: Path) -> None:
+    """The command sends SIGTERM to its parent before the parent knows that it runs; the command has to handle it."""
     script = "trap 'exit 3' TERM; kill -TERM $PPID; while :; do sleep 0.05; done"
     done = lock(tmp_path, f"sqlite:///{tmp_path}/headway.db", "till", "--", "sh", "-c", script)
     assert done.returncode == 3, done.stderr
 
 
-def test_on_a_terminal_the_command_has_the_keyboard(tmp_path: Path) -> None:
-    """It can read, and Ctrl-C reaches it once, as without us."""
+def test_command_on_a_terminal_has_the_keyboard(tmp_path: Path) -> None:
+    """It can read, and gets Ctrl-C exactly once, as without Headway."""
     script = "read line; echo got $line; trap 'echo once; exit 5' INT; : > trapped; while :; do sleep 0.05; done"
     pid, terminal = pty.fork()
     if pid == 0:
@@ -465,35 +466,35 @@ def test_on_a_terminal_the_command_has_the_keyboard(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [["nothing-like-this"], ["/etc/passwd"]])
-def test_a_command_that_cannot_run_is_told(command: list[str], tmp_path: Path) -> None:
+def test_command_that_cannot_run_is_reported(command: list[str], tmp_path: Path) -> None:
     done = lock(tmp_path, f"sqlite:///{tmp_path}/headway.db", "till", "--", *command)
     assert done.returncode == 127
     assert done.stderr == f"headway: {command[0]}: command not found\n"
 
 
 @pytest.mark.parametrize("store", STORES[1:], indirect=True)
-def test_a_holder_that_is_killed_takes_its_command_along_and_the_next_one_follows(store: str, tmp_path: Path) -> None:
+def test_killed_holder_kills_its_command_and_the_next_one_gets_the_lock(store: str, tmp_path: Path) -> None:
     with locking(tmp_path, store, "till", *writing("first", "exec sleep 600")) as holder, ExitStack() as stack:
         pid, token = written(tmp_path, "first")
         waiting = stack.enter_context(locking(tmp_path, store, "till", *writing("second", "true")))
-        wait_until(lambda: minds(waiting.pid, signal.SIGUSR2), "the next one to wait")
+        wait_until(lambda: minds(waiting.pid, signal.SIGUSR2), "the next process to wait")
         holder.kill()
         wait_until(lambda: has_ended(pid), "the command to end before its lock does")
         assert waiting.poll() is None
-        let_run_out(store, "till")
+        expire(store, "till")
         assert waiting.wait(DEADLINE_S) == 0
         assert written(tmp_path, "second")[1] > token
 
 
 @pytest.mark.parametrize("store", STORES[:1], indirect=True)
-def test_a_holder_that_was_frozen_stops_its_command(store: str, tmp_path: Path) -> None:
+def test_holder_that_was_frozen_stops_its_command(store: str, tmp_path: Path) -> None:
     stubborn = "trap '' TERM; : > deaf; while :; do sleep 0.05; done"
     command = ["till", "--grace", "300ms", *writing("first", stubborn)]
-    with locking(tmp_path, store, *command, PYTHONPATH=often(tmp_path)) as holder:
+    with locking(tmp_path, store, *command, PYTHONPATH=often_renewed_path(tmp_path)) as holder:
         pid, token = written(tmp_path, "first")
-        wait_until((tmp_path / "deaf").exists, "the command to be deaf")
-        wait_until(lambda: freeze(holder, store), "the holder not to write")
-        let_run_out(store, "till")
+        wait_until((tmp_path / "deaf").exists, "the command to ignore signals")
+        wait_until(lambda: freeze(holder, store), "the holder to freeze outside a transaction")
+        expire(store, "till")
         next_one = lock(tmp_path, store, "till", *writing("second", "true"))
         assert next_one.returncode == 0, next_one.stderr
         assert written(tmp_path, "second")[1] > token
@@ -507,10 +508,9 @@ def test_a_holder_that_was_frozen_stops_its_command(store: str, tmp_path: Path) 
 
 
 def freeze(process: "subprocess.Popen[str]", store: str) -> bool:
-    """Stop a process, unless it writes just now: the file would be locked for everybody."""
+    """Freeze a process, unless it is writing: the file would stay locked for everyone."""
     process.send_signal(signal.SIGSTOP)
-    stat = Path(f"/proc/{process.pid}/stat")
-    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "the process to stop")
+    wait_until(lambda: is_stopped(process.pid), "the process to stop")
     with closing(sqlite3.connect(store.removeprefix("sqlite:///"), timeout=0, isolation_level=None)) as file:
         try:
             file.execute("begin immediate")
@@ -522,15 +522,17 @@ def freeze(process: "subprocess.Popen[str]", store: str) -> bool:
 
 
 @pytest.mark.postgres
-def test_a_store_that_restarts_within_the_ttl_costs_no_lock(tmp_path: Path) -> None:
+def test_store_restart_within_the_ttl_keeps_the_lock(tmp_path: Path) -> None:
     with PostgresServer() as server:
         store = server.create_database()
         asyncio.run(prepare(store))
-        with locking(tmp_path, store, "till", *writing("first", STAY), PYTHONPATH=often(tmp_path)) as holder:
+        with locking(
+            tmp_path, store, "till", *writing("first", STAY), PYTHONPATH=often_renewed_path(tmp_path)
+        ) as holder:
             written(tmp_path, "first")
             server.restart()
             before = held_until(store, "till")
-            wait_until(lambda: held_until(store, "till") > before, "the lock to be renewed")
+            wait_until(lambda: held_until(store, "till") > before, "a renewal of the lock")
             refused = lock(tmp_path, store, "till", "--no-wait", "--", "true")
             assert refused.returncode == 75, refused.stderr
             (tmp_path / "enough").touch()

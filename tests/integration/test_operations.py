@@ -1,7 +1,7 @@
-"""Every declared operation on a store and through a server: the same result, audit entry, refusal and race.
+"""Every declared operation on a store and through a server: the same results, audit entries, errors and races.
 
-`SCENARIOS` has an entry for each operation, so a new one fails here until it is compared, too. Both sides begin with
-the same records; what differs between two equal histories (ids, times) is left out of the comparison.
+`SCENARIOS` has an entry for each operation, so a new one fails here until it is added. Both sides begin with the same
+records; what differs between two equal histories (ids, times) is ignored.
 """
 
 import asyncio
@@ -28,10 +28,11 @@ from headway.core.nodes import Node
 from headway.core.settings import Settings
 from headway.operations.caller import Caller, Principal
 from headway.operations.everything import LocalOperations, Operations
-from headway.operations.verbs import Group, Verb, verbs_of
+from headway.operations.verbs import OperationGroup, Verb, verbs_of
 from headway.store import Store
 from headway.wire.dead_letters import FailureFilter, LetterFilter, ManyLetters
-from headway.wire.job_requests import JobFilter, ManyJobs, NewJob, NewJobs
+from headway.wire.job_requests import JobFilter, ManyJobs, NewJobs
+from headway.wire.jobs import NewJob
 from headway.wire.schedule_requests import NamedSchedule, PreviewBody, ScheduleBody, SchedulesBody
 from headway.wiring.webhooks import OneOffSender
 from tests.conformance.arrange import run_one
@@ -45,7 +46,9 @@ PRINCIPALS = {
     ACME: Principal(ACME, "acme", "operator"),
 }
 IDS = re.compile(r"\b(job|node|tok|wh|msg|auto|req)_[0-9a-z]{26,34}\b")
-SPANS = re.compile(r"(?<=ready for ).*|\b\d+(ms|s)\b( ago)?|\bjust now\b|\bnow\b")
+SPANS = re.compile(
+    r"(?<=ready for ).*|(?<![\w.])\d+(\.\d+)?(ms|s|m|h)\b( \d+(\.\d+)?(s|m)\b)?( ago)?|\bjust now\b|\bnow\b"
+)
 TIMES = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(Z|[+-]\d\d:\d\d)")
 PASSING = {
     "oldest_age_seconds",
@@ -67,13 +70,13 @@ Call = Callable[[Operations], Awaitable[Any]]
 
 
 def put(name: str, **more: Any) -> Call:
-    """Put a schedule."""
+    """Return a call that puts a schedule."""
     body = ScheduleBody(task="report", cron="0 6 * * *", args={"day": 1, "password": "secret"}, **more)
     return lambda on: on.schedules.put(name, body)
 
 
 def many(*names: str, **options: Any) -> Call:
-    """Apply schedules."""
+    """Return a call that applies schedules."""
     found = [NamedSchedule(name=name, task="report", every="1h", tenant="globex") for name in names]
     return lambda on: on.schedules.apply(SchedulesBody(schedules=found), **options)
 
@@ -84,7 +87,7 @@ SPELL: dict[str, Any] = {"first": "2024-03-01", "last": "2024-03-04"}
 
 @dataclass(frozen=True)
 class Scenario:
-    """How an operation is called, and what there is before; `raced` is called twice at once."""
+    """The call of an operation, with preparing calls; if `raced`, it is also called twice concurrently."""
 
     call: Call
     before: Sequence[Call] = ()
@@ -120,7 +123,7 @@ def with_message(note: str, call: Callable[[Operations, str], Awaitable[Any]]) -
 
 
 async def replay(on: Operations, message_id: str) -> object:
-    """Send a message again; leave out its tries, since a server begins with the next one at once."""
+    """Replay a message; ignore its tries, because a server starts the next one at once."""
     again = await on.deliveries.replay(message_id)
     return again.id, again.endpoint, again.event, again.status
 
@@ -136,7 +139,7 @@ def with_job(queue: str, call: Callable[[Operations, str], Awaitable[Any]], *bef
 
     async def enqueue(on: Operations) -> None:
         new = NewJob(type="report", args={"n": 1, "token": "secret"}, queue=queue, tenant="acme")
-        await on.jobs.enqueue(new, idempotency_key=queue)  # Without one, remote callers make one up.
+        await on.jobs.enqueue(new, idempotency_key=queue)  # Without one, remote callers generate one.
 
     async def on_it(on: Operations) -> Any:
         return await call(on, await newest(on, queue))
@@ -144,7 +147,7 @@ def with_job(queue: str, call: Callable[[Operations, str], Awaitable[Any]], *bef
     return Scenario(on_it, [enqueue, *before])
 
 
-def ended(queue: str, call: Callable[[Operations, str], Awaitable[Any]]) -> Scenario:
+def with_cancelled_job(queue: str, call: Callable[[Operations, str], Awaitable[Any]]) -> Scenario:
     """Call an operation on a job that was cancelled before."""
 
     async def cancel(on: Operations) -> None:
@@ -158,14 +161,14 @@ def of_queue(queue: str, **what: Any) -> ManyJobs:
 
 
 async def _figures(on: Operations) -> Any:
-    """Return the figures that do not depend on when they were read."""
+    """Return the statistics that do not depend on the time."""
     stats = await on.monitoring.stats()
     counts = stats.schedules.total, stats.schedules.paused
     return [stats.queues, stats.jobs, counts, stats.dead, stats.failing, stats.leader, stats.workers, stats.tenant]
 
 
 async def _first_alert(on: Operations) -> Any:
-    """Return the most severe alert; a server that retries webhooks may have more of them."""
+    """Return the most severe alert; a server that retries webhooks may have more."""
     return (await on.monitoring.alerts(limit=1)).items
 
 
@@ -174,7 +177,8 @@ async def _revoke_newest(on: Operations) -> Any:
     return await on.tokens.revoke(newest.id)
 
 
-LETTERS = ("failing", "rerun", "rerun-one", "dropped", "dropped-one")  # A queue with dead letters for each scenario.
+# Each scenario has its own queue with dead letters.
+LETTERS = ("failing", "rerun", "rerun-one", "dropped", "dropped-one")
 
 
 def with_letter(queue: str, call: Callable[[Operations, str], Awaitable[Any]]) -> Scenario:
@@ -204,11 +208,11 @@ SCENARIOS: dict[str, Scenario] = {
     "get_job": with_job("shown", lambda on, id: on.jobs.show(id, wait="10ms")),
     "attempts_of_job": with_job("tried", lambda on, id: on.jobs.attempts(id)),
     "log_of_job": with_job("logged", lambda on, id: on.jobs.log(id, order="desc")),
-    "history_of_job": ended("past", lambda on, id: on.jobs.history(id)),
-    "why_of_job": ended("asked", lambda on, id: on.jobs.why(id)),
+    "history_of_job": with_cancelled_job("past", lambda on, id: on.jobs.history(id)),
+    "why_of_job": with_cancelled_job("asked", lambda on, id: on.jobs.why(id)),
     "cancel_job": with_job("unwanted", lambda on, id: on.jobs.cancel(id, reason="wrong month")),
-    "retry_job": ended("again", lambda on, id: on.jobs.retry(id, args={"n": 2, "token": "***"})),
-    "retry_many": ended("once-more", lambda on, _: on.jobs.retry_many(of_queue("once-more"))),
+    "retry_job": with_cancelled_job("again", lambda on, id: on.jobs.retry(id, args={"n": 2, "token": "***"})),
+    "retry_many": with_cancelled_job("once-more", lambda on, _: on.jobs.retry_many(of_queue("once-more"))),
     "cancel_many": with_job("all", lambda on, _: on.jobs.cancel_many(of_queue("all", limit=2))),
     "list_queues": Scenario(lambda on: on.queues.list(), [lambda on: on.queues.pause("seen", reason="why")]),
     "pause_queue": Scenario(lambda on: on.queues.pause("media", reason="the disk is full")),
@@ -280,10 +284,10 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
-def groups() -> dict[str, type[Group]]:
-    """Return the groups of operations by the names that they have on `Operations`."""
+def groups() -> dict[str, type[OperationGroup]]:
+    """Return the groups of operations by their names on `Operations`."""
     kinds = Operations.__annotations__.items()
-    return {name: kind for name, kind in kinds if isinstance(kind, type) and issubclass(kind, Group)}
+    return {name: kind for name, kind in kinds if isinstance(kind, type) and issubclass(kind, OperationGroup)}
 
 
 VERBS: dict[str, Verb] = {verb.id: verb for group in groups().values() for verb in verbs_of(group)}
@@ -295,13 +299,13 @@ def test_every_operation_is_compared() -> None:
 
 @dataclass
 class Side:
-    """One way to the operations, with its own store."""
+    """One way to call the operations, with its own store."""
 
     store: Store
     ways: dict[str, Operations] = field(default_factory=dict)
 
     async def outcome(self, who: str, call: Call) -> Any:
-        """Call an operation; return its result, or the kind and words of its refusal."""
+        """Call an operation; return its result, or the type and message of its error."""
         try:
             return normal(msgspec.to_builtins(await call(self.ways[who])))
         except HeadwayError as error:
@@ -313,13 +317,13 @@ class Side:
         return found[0].seq if found else 0
 
     async def entries(self, after: int) -> list[Any]:
-        """Return the newer entries of the audit log, oldest first, without where the actions came from."""
+        """Return the newer entries of the audit log, oldest first, without the origin."""
         found = [entry for entry in await self.store.audit_log.page(limit=200) if entry.seq > after]
         return [normal([entry.actor, entry.tenant, entry.action, entry.target, entry.detail]) for entry in found[::-1]]
 
 
 def normal(value: Any, name: str = "") -> Any:
-    """Leave out what differs between two equal histories."""
+    """Remove what differs between two equal histories."""
     if isinstance(value, dict):
         return {key: normal(inner, key) for key, inner in value.items() if key not in PASSING}
     if isinstance(value, list | tuple):
@@ -342,12 +346,12 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Places]:
     with api_process(f"sqlite:///{folder}/there.db") as api:
         found = Places(folder / "here.db", folder / "there.db", api.url)
         for path in (found.here, found.there):
-            asyncio.run(_furnish(path))
+            asyncio.run(_populate(path))
         yield found
 
 
-async def _furnish(path: Path) -> None:
-    """Let a worker live for as long as these tests take."""
+async def _populate(path: Path) -> None:
+    """Create dead letters, and a worker that stays alive during these tests."""
     async with _opened(path) as store:
         state = {"worker": {"tasks": ["report"], "queues": ["*"], "slots": 4, "running": 1, "children": 1}}
         for number, queue in enumerate((*LETTERS, *LETTERS)):
@@ -385,13 +389,13 @@ async def _opened(path: Path) -> AsyncIterator[Store]:
 
 
 REFUSALS: dict[str, Call] = {
-    "a schedule that is missing": lambda on: on.schedules.get("nobody"),
-    "a schedule that belongs to a file": lambda on: on.schedules.put("owned", ScheduleBody(task="x", every="1h")),
-    "another revision": lambda on: on.schedules.put("owned", ScheduleBody(task="x", every="1h"), if_match='"9"'),
-    "what exists": lambda on: on.schedules.put("owned", ScheduleBody(task="x", every="1h"), if_none_match="*"),
-    "a rule without instants": lambda on: on.schedules.put("over", ScheduleBody(task="x", at="2020-01-01")),
-    "two ways to say when": lambda on: on.schedules.put("both", ScheduleBody(task="x", every="1h", cron="@daily")),
-    "one of many": lambda on: on.schedules.apply(
+    "missing schedule": lambda on: on.schedules.get("nobody"),
+    "schedule of a file": lambda on: on.schedules.put("owned", ScheduleBody(task="x", every="1h")),
+    "stale revision": lambda on: on.schedules.put("owned", ScheduleBody(task="x", every="1h"), if_match='"9"'),
+    "existing schedule": lambda on: on.schedules.put("owned", ScheduleBody(task="x", every="1h"), if_none_match="*"),
+    "no future instant": lambda on: on.schedules.put("over", ScheduleBody(task="x", at="2020-01-01")),
+    "two triggers": lambda on: on.schedules.put("both", ScheduleBody(task="x", every="1h", cron="@daily")),
+    "one invalid of many": lambda on: on.schedules.apply(
         SchedulesBody(
             schedules=[
                 NamedSchedule(name="fine", task="x", every="1h"),
@@ -399,22 +403,22 @@ REFUSALS: dict[str, Call] = {
             ]
         )
     ),
-    "the same twice": lambda on: on.schedules.apply(
+    "duplicate name": lambda on: on.schedules.apply(
         SchedulesBody(schedules=[NamedSchedule(name="twin", task="x", every="1h") for _ in range(2)])
     ),
-    "a pause in the past": lambda on: on.schedules.pause("owned", until="2020-01-01T00:00:00Z"),
-    "a reason with control characters": lambda on: on.schedules.pause("owned", reason="a\nb"),
-    "a key for other arguments": lambda on: on.schedules.trigger("owned", key="used", args={"n": 2}),
-    "a backfill backwards": lambda on: on.schedules.backfill("owned", first="2024-03-04", last="2024-03-01"),
-    "a backfill that is too large": lambda on: on.schedules.backfill("owned", **SPELL, limit=1),
-    "a cursor of another list": lambda on: on.schedules.runs("owned", cursor="x"),
-    "an audit of nothing": lambda on: on.ledger.audit(schedule="nobody"),
-    "an audit backwards": lambda on: on.ledger.audit(since="2027-01-02T00:00:00Z", until="2027-01-01T00:00:00Z"),
+    "pause in the past": lambda on: on.schedules.pause("owned", until="2020-01-01T00:00:00Z"),
+    "control characters in a reason": lambda on: on.schedules.pause("owned", reason="a\nb"),
+    "key with other arguments": lambda on: on.schedules.trigger("owned", key="used", args={"n": 2}),
+    "reversed backfill": lambda on: on.schedules.backfill("owned", first="2024-03-04", last="2024-03-01"),
+    "backfill too large": lambda on: on.schedules.backfill("owned", **SPELL, limit=1),
+    "cursor of another list": lambda on: on.schedules.runs("owned", cursor="x"),
+    "audit of a missing schedule": lambda on: on.ledger.audit(schedule="nobody"),
+    "reversed audit": lambda on: on.ledger.audit(since="2027-01-02T00:00:00Z", until="2027-01-01T00:00:00Z"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-async def test_a_store_and_a_server_refuse_the_same(name: str, places: Places) -> None:
+async def test_errors_are_the_same_locally_and_remotely(name: str, places: Places) -> None:
     async with sides(places) as (local, remote):
         seen = []
         for side in (local, remote):
@@ -431,20 +435,20 @@ async def test_a_store_and_a_server_refuse_the_same(name: str, places: Places) -
         assert seen[0][1] == []
 
 
-async def test_what_is_applied_is_all_or_nothing(places: Places) -> None:
-    """A dry run writes nothing; a wrong definition keeps all others from being written."""
+async def test_apply_is_all_or_nothing(places: Places) -> None:
+    """A dry run writes nothing; one invalid definition prevents all writes."""
     async with sides(places) as (local, remote):
         for side in (local, remote):
             on = side.ways[ROOT].schedules
             planned = await many("planned-1", "planned-2", dry_run=True)(side.ways[ROOT])
             assert ([change.outcome for change in planned.items], planned.dry_run) == (["created"] * 2, True)
             assert (await on.list(q="planned", tenant="globex")).items == []
-            await side.outcome(ROOT, REFUSALS["one of many"])
+            await side.outcome(ROOT, REFUSALS["one invalid of many"])
             assert "fine" not in {schedule.name for schedule in (await on.list(q="fine")).items}
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-async def test_a_store_and_a_server_do_the_same(name: str, places: Places) -> None:
+async def test_results_are_the_same_locally_and_remotely(name: str, places: Places) -> None:
     scenario, verb = SCENARIOS[name], VERBS[name]
     async with sides(places) as (local, remote):
         seen = []

@@ -1,6 +1,6 @@
-"""What operators do: the same effect, the same refusal and the same entry in the audit log, whichever way they come.
+"""Actions of operators: the same effect, error and audit entry, whichever interface they use.
 
-The ways are the command line on the store, the command line through an API, HTTP itself, and Python.
+The interfaces are the command line on the store, the command line through an API, HTTP itself, and Python.
 """
 
 import json
@@ -38,36 +38,34 @@ def enqueue(home: House, queue: str, **options: Any) -> str:
 
 
 def fail(home: House, queue: str) -> str:
-    """Make a dead letter."""
+    """Create a dead letter."""
     job_id = enqueue(home, queue)
     home.on_store(lambda store: run_one(store, Raised('{"type": "IOError"}', retryable=False), queue))
     return job_id
 
 
 def ways(home: House) -> dict[str, tuple[str, ...]]:
-    """Return the options that lead the command line to the store, and to the API."""
+    """Return the options for the command line on the store, and through the API."""
     return {"store": ("--store", home.url), "server": ("--server", home.api.url, "--token", SECRET)}
 
 
 @pytest.mark.parametrize("way", ["store", "server"])
-def test_two_operators_who_retry_one_dead_letter_at_once_run_it_once(
+def test_concurrent_retries_run_a_dead_letter_once(
     home: House, cli: Cli, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     letters = [fail(home, f"raced-{way}") for _ in range(3)]
-    both_have_seen_them = threading.Barrier(2)
-    monkeypatch.setattr(headway.cli.dead, "confirm", lambda *_, **__: both_have_seen_them.wait(90))
+    both_have_listed = threading.Barrier(2)
+    monkeypatch.setattr(headway.cli.dead, "confirm", lambda *_, **__: both_have_listed.wait(90))
     command = ["dead", "retry", "--queue", f"raced-{way}", *ways(home)[way]]
     with ThreadPoolExecutor(2) as operators:
         codes = list(operators.map(lambda _: run(command), range(2)))
     jobs = home.on_store(lambda store: store.jobs.page(queue=f"raced-{way}"))
     assert sorted(job.rerun_of for job in jobs if job.rerun_of is not None) == letters
     assert set(codes) <= {0, 1}
-    assert 1 in codes  # Who came second is told so.
+    assert 1 in codes  # The second operator gets an error code.
 
 
-def test_two_operators_who_drop_dead_letters_at_once_both_succeed(
-    home: House, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_drops_of_dead_letters_both_succeed(home: House, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     letters = [fail(home, "dropped") for _ in range(3)]
 
     def meanwhile(*_: object, **__: object) -> None:
@@ -82,7 +80,7 @@ Do = Callable[[str], object]
 
 
 def entries(home: House, targets: Sequence[str], known: int) -> list[tuple[str, str, Any]]:
-    """Read the new lines of the audit log: action, target and detail, with what differs from call to call left out."""
+    """Return the new entries of the audit log: action, target and detail, without what differs from call to call."""
     found = home.on_store(lambda store: store.audit_log.page(limit=200))
     new = [action for action in reversed(found) if action.seq > known]
 
@@ -180,7 +178,7 @@ def _token(home: House) -> str:
 
 
 def prepare(home: House, verb: str, way: str) -> str:
-    """Make what the verb can be done to; return its name."""
+    """Create an object for the verb; return its name."""
     kind = verb.partition(".")[0]
     name = f"{verb}-{way}".replace(".", "-")
     if kind in ("webhooks", "deliveries"):
@@ -207,20 +205,20 @@ def prepare(home: House, verb: str, way: str) -> str:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_leaves_the_same_entry_whichever_way_it_comes(home: House, cli: Cli, verb: str) -> None:
+def test_audit_entry_is_the_same_for_all_interfaces(home: House, cli: Cli, verb: str) -> None:
     words, path, body = VERBS[verb]
     does = {name: by_cli(cli, options, *words) for name, options in ways(home).items()}
     does["http"] = by_http(home, path, body, METHODS.get(verb, "POST"))
-    told = {}
+    found_entries = {}
     for way, do in does.items():
         target, known = prepare(home, verb, way), newest(home)
         assert do(target) in ((1, 200) if verb == "webhooks.test" else (0, 200, 201, 202, 204))
-        told[way] = entries(home, [target], known)
-    assert [entry[0] for entry in told["http"]] == [verb]
-    assert told["store"] == told["server"] == told["http"]
+        found_entries[way] = entries(home, [target], known)
+    assert [entry[0] for entry in found_entries["http"]] == [verb]
+    assert found_entries["store"] == found_entries["server"] == found_entries["http"]
 
 
-def test_refusals_are_the_same_and_leave_no_entry(home: House, cli: Cli) -> None:
+def test_errors_are_the_same_and_leave_no_entry(home: House, cli: Cli) -> None:
     dead, waiting = fail(home, "refused"), enqueue(home, "refused")
     home.on_store(lambda store: store.queue.drop_dead([dead], author="test"))
     known = newest(home)
@@ -243,7 +241,7 @@ def test_refusals_are_the_same_and_leave_no_entry(home: House, cli: Cli) -> None
     assert entries(home, [], known) == []
 
 
-async def test_what_a_program_does_is_in_the_audit_log(home: House) -> None:
+async def test_actions_of_a_program_are_in_the_audit_log(home: House) -> None:
     app = Headway(settings=Settings(store=home.url), name="shop")
     waiting, dead = enqueue(home, "python"), fail(home, "python-dead")
     known = newest(home)
@@ -252,13 +250,13 @@ async def test_what_a_program_does_is_in_the_audit_log(home: House) -> None:
         with pytest.raises(AlreadyFinal):
             await app.cancel(waiting)
         again = await app.retry(dead)
-        for every in ("1h", "1h", "2h"):  # The second changes nothing.
+        for every in ("1h", "1h", "2h"):  # The second one changes nothing.
             await app.put_schedule("from-python", task="report", trigger=Every(every))
         assert await app.remove_schedule("from-python") is True
         assert await app.remove_schedule("from-python") is False
     found = home.on_store(lambda store: store.audit_log.page(actor="app:shop"))
-    told = [(action.action, action.target) for action in reversed(found) if action.seq > known]
-    assert told == [
+    found_entries = [(action.action, action.target) for action in reversed(found) if action.seq > known]
+    assert found_entries == [
         ("job.cancel", waiting),
         ("job.retry", dead),
         ("schedule.put", "from-python"),
@@ -270,7 +268,7 @@ async def test_what_a_program_does_is_in_the_audit_log(home: House) -> None:
     assert "@" in retried.origin
 
 
-def test_blocking_calls_write_them_too(home: House) -> None:
+def test_sync_calls_are_in_the_audit_log(home: House) -> None:
     app = Headway(settings=Settings(store=home.url), name="blocking-shop")
     waiting = enqueue(home, "python")
     app.job_sync(waiting).cancel_sync("no more")

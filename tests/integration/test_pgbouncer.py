@@ -1,4 +1,4 @@
-"""Behind PgBouncer in transaction mode: no prepared statements, no LISTEN, no session. All works all the same."""
+"""Behind PgBouncer in transaction mode: everything works without prepared statements, LISTEN or a session."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,6 +24,7 @@ from headway.core.lifecycle import (
 from headway.core.nodes import Node
 from headway.core.occurrences import Plan
 from headway.core.ports import Fence
+from headway.core.schedule_names import ScheduleRef
 from headway.store import Store, postgres, primary
 from headway.store.migrations import check_schema, migrate
 from headway.store.postgres import PostgresDriver
@@ -32,12 +33,12 @@ from tests.support.pgbouncer import PgBouncer
 from tests.support.waiting import DEADLINE_S, async_wait_until
 
 pytestmark = pytest.mark.postgres
-LEASE = HOUR  # A machine that stands still for a while loses none.
+LEASE = HOUR  # Too long to expire on a stalled machine.
 
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow machine is waited for."""
+    """Raise the timeouts for a slow machine."""
     for module, limit in ((postgres, "STATEMENT_S_MAX"), (postgres, "IDLE_S_MAX"), (primary, "CONNECT_S_MAX")):
         monkeypatch.setattr(module, limit, DEADLINE_S)
 
@@ -49,7 +50,7 @@ async def store(migrated_url: str, pgbouncer: PgBouncer) -> AsyncIterator[Store]
     await store.close()
 
 
-async def test_migrating_through_a_pooler(postgres_url: str, pgbouncer: PgBouncer) -> None:
+async def test_migrations_run_through_a_pooler(postgres_url: str, pgbouncer: PgBouncer) -> None:
     drivers = [PostgresDriver(pgbouncer.url(postgres_url)) for _ in range(3)]
     await asyncio.gather(*(migrate(driver) for driver in drivers))
     for driver in drivers:
@@ -57,14 +58,14 @@ async def test_migrating_through_a_pooler(postgres_url: str, pgbouncer: PgBounce
         await driver.close()
 
 
-async def test_the_whole_life_of_jobs(store: Store) -> None:
+async def test_lifecycle_of_jobs(store: Store) -> None:
     store = store
-    for _ in range(3):  # More than once, so that whatever is remembered of a connection would be wrong by now.
+    for _ in range(3):  # Repeated, so that any state kept for a connection would be wrong by then.
         await store.queue.enqueue([new_job(max_attempts=2) for _ in range(20)])
         await enqueue(store, delay=1)
         [first] = await store.queue.enqueue([new_job(key="k")])
         assert (await store.queue.enqueue([new_job(key="k")]))[0].id == first.id
-        assert await store.housekeeping.promote(100) >= 1  # And those that were lost in the round before.
+        assert await store.housekeeping.promote(100) >= 1  # Including the retries of the previous round.
         jobs = await store.work.claim("default", node="n", lease=LEASE, limit=10)
         assert len(jobs) == 10
         assert len(await store.work.extend([(job.id, job.attempt) for job in jobs], lease=LEASE)) == 10
@@ -81,7 +82,7 @@ async def test_the_whole_life_of_jobs(store: Store) -> None:
         ]
         settlements = [settle(attempt, outcome, 0) for attempt, outcome in zip(attempts, outcomes * 2, strict=True)]
         assert await store.work.settle(settlements) == frozenset()
-        assert await store.work.settle(settlements) == frozenset()  # Once more, as after a lost answer.
+        assert await store.work.settle(settlements) == frozenset()  # Repeated, as after a lost response.
         late = [settle(attempt, Cancelled(), 0) for attempt in attempts]
         assert await store.work.settle(late) == {job.id for job in jobs}
         assert (await store.jobs.get(jobs[0].id)).status is Status.COMPLETED
@@ -102,17 +103,18 @@ async def test_the_whole_life_of_jobs(store: Store) -> None:
 
 
 async def _due(store: Store, name: str) -> list[Plan]:
-    """Plan what is due of a schedule."""
+    """Plan the due instants of a schedule."""
     return [made for made in await due_plans(store) if made.schedule.name == name]
 
 
-async def test_the_whole_life_of_schedules(store: Store) -> None:
+async def test_lifecycle_of_schedules(store: Store) -> None:
     schedules, ledger = store.schedules, store.ledger
     for number in range(3):
         name = f"s-{number}"
         assert await schedules.put(name, spec("200ms", overlap="queue")) == "created"
         assert await schedules.put(name, spec("200ms", overlap="replace")) == "changed"
-        assert await schedules.put_new({f"{name}-{n}": spec("1d") for n in range(50)}) == 50
+        many = {ScheduleRef("default", f"{name}-{n}"): spec("1d") for n in range(50)}
+        assert await schedules.put_many(many) == ["created"] * 50
         await async_wait_until(partial(_due, store, name), f"{name} to be due")
         [lease] = await store.leases.acquire(["scheduler/0"], holder="n", holder_name="", duration=LEASE)
         assert await store.leases.renew([lease], duration=LEASE)
@@ -146,7 +148,7 @@ async def test_the_whole_life_of_schedules(store: Store) -> None:
     assert (await schedules.get("after")).next_at is not None
 
 
-async def test_many_clients_at_once(migrated_url: str, pgbouncer: PgBouncer, store: Store) -> None:
+async def test_concurrent_clients(migrated_url: str, pgbouncer: PgBouncer, store: Store) -> None:
     stores = [store] + [
         Store.on(PostgresDriver(pgbouncer.url(migrated_url)), Clock(node=f"n{number}")) for number in range(3)
     ]
@@ -167,11 +169,11 @@ async def test_many_clients_at_once(migrated_url: str, pgbouncer: PgBouncer, sto
         await one.close()
 
 
-async def test_wake_ups_do_not_arrive_and_that_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_notifications_are_reported(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     listen = postgres.PostgresWatch._listen
 
     async def listen_patiently(watch: postgres.PostgresWatch) -> None:
-        """Let a slow machine begin to listen. What is short is the wait for what never comes."""
+        """Give a slow machine time to start listening. Only the wait for the missing notification is short."""
         with monkeypatch.context() as patch:
             patch.setattr(postgres, "PROBE_S_MAX", DEADLINE_S)
             await listen(watch)
@@ -189,7 +191,7 @@ async def test_wake_ups_do_not_arrive_and_that_is_said(store: Store, monkeypatch
     await watch.close()
 
 
-async def test_leases_race_through_a_pooler(migrated_url: str, pgbouncer: PgBouncer, store: Store) -> None:
+async def test_concurrent_acquires_have_one_winner(migrated_url: str, pgbouncer: PgBouncer, store: Store) -> None:
     other = Store.on(PostgresDriver(pgbouncer.url(migrated_url)), Clock(node="other"))
     tokens = []
     for _ in range(5):
@@ -207,7 +209,7 @@ async def test_leases_race_through_a_pooler(migrated_url: str, pgbouncer: PgBoun
     await other.close()
 
 
-async def test_jobs_of_one_claim_are_claimed_once(store: Store) -> None:
+async def test_job_is_claimed_once(store: Store) -> None:
     await enqueue(store)
     job = await claim_one(store)
     assert await store.work.claim("default", node="n", lease=LEASE, limit=1) == []

@@ -1,4 +1,4 @@
-"""A backup is put back: `doctor` and `status` notice it, and `doctor --restored` makes the store safe to use."""
+"""After a restored backup, `doctor` and `status` report it, and `doctor --restored` makes the store safe to use."""
 
 import asyncio
 import shutil
@@ -21,7 +21,7 @@ STORE = "sqlite:///headway.db"
 
 
 async def work(*, leave: bool) -> int:
-    """Be a node for a moment: enqueue a job and take a lease; return its token."""
+    """Act as a node: enqueue a job and acquire a lease; return its token."""
     store = await Store.open(STORE, Clock(node="node_1"))
     await store.nodes.beat(NODE)
     await store.queue.enqueue([NewJob(id=Clock().new_id("job"), task="report")])
@@ -40,7 +40,7 @@ def degraded(cli: Cli) -> list[str]:
     return [words for words in cli("status", "--json").json["degraded"] if "backup" in words]
 
 
-def test_a_restored_backup(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restored_backup_is_detected_and_repaired(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(around, "ALIVE_WITHIN", 10 * SECOND)
     file, copy = cli.folder / "headway.db", cli.folder / "backup.db"
     asyncio.run(work(leave=True))
@@ -56,7 +56,7 @@ def test_a_restored_backup(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "stop all nodes and run `headway doctor --restored`" in words
     assert cli("doctor").code == 1
     assert len(degraded(cli)) == 1
-    asyncio.run(work(leave=False))  # Somebody starts a node all the same.
+    asyncio.run(work(leave=False))  # A node is started all the same.
     refused = cli("doctor", "--restored", "--json")
     assert "1 node ran here a moment ago (web-1)" in refused.error["message"]
     asyncio.run(leave())

@@ -20,14 +20,14 @@ pytestmark = pytest.mark.postgres
 
 @pytest.fixture(scope="module")
 def stoppable_server(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
-    """A server of this module. The shared one is asked for only to skip where there is none."""
+    """A server for this module. The shared one is requested only to skip where there is none."""
     with PostgresServer() as server:
         yield server
 
 
 @pytest.fixture
 def own_server(stoppable_server: PostgresServer) -> PostgresServer:
-    """A server that a test may stop, and that runs, whatever the test before has done to it."""
+    """A running server that a test may stop."""
     if not stoppable_server.is_running():
         stoppable_server.start()
     return stoppable_server
@@ -39,7 +39,7 @@ async def test_each_test_gets_an_empty_database(postgres_url: str) -> None:
     await connection.close()
 
 
-async def test_a_database_can_be_a_copy(postgres_server: PostgresServer, postgres_url: str) -> None:
+async def test_database_can_be_copied(postgres_server: PostgresServer, postgres_url: str) -> None:
     connection = await asyncpg.connect(postgres_url)
     await connection.execute("create table trains as select 7 as platform")
     await connection.close()
@@ -50,10 +50,10 @@ async def test_a_database_can_be_a_copy(postgres_server: PostgresServer, postgre
         await copy.fetchval("select 1")
 
 
-async def test_pgbouncer_leads_to_the_same_database(postgres_url: str, pgbouncer: PgBouncer) -> None:
+async def test_pgbouncer_connects_to_the_same_database(postgres_url: str, pgbouncer: PgBouncer) -> None:
     connection = await asyncpg.connect(pgbouncer.url(postgres_url), statement_cache_size=0)
     assert await connection.fetchval("select current_database()") == postgres_url.rpartition("/")[2]
-    # Transactions take turns on the server's connections, so one client sees two of them.
+    # Transactions share the server's connections, so one client sees two of them.
     other = await asyncpg.connect(pgbouncer.url(postgres_url), statement_cache_size=0)
     async with other.transaction():
         await other.execute("select 1")
@@ -65,7 +65,7 @@ async def test_pgbouncer_leads_to_the_same_database(postgres_url: str, pgbouncer
 
 
 @pytest.mark.parametrize("end", ["kill", "immediate", "fast"])
-async def test_commits_survive_the_end_of_the_server(own_server: PostgresServer, end: str) -> None:
+async def test_commits_survive_a_stop_of_the_server(own_server: PostgresServer, end: str) -> None:
     url, port = own_server.create_database(), own_server.port
     connection = await asyncpg.connect(url)
     await connection.execute("create table trains as select 7 as platform")
@@ -97,7 +97,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_servers_end_with_the_tests(pgbouncer: PgBouncer, number: signal.Signals) -> None:
+def test_servers_stop_with_the_tests(pgbouncer: PgBouncer, number: signal.Signals) -> None:
     with (
         evidence.log_file("the tests that end").open("wb") as log,
         subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, stderr=log, text=True) as tests,
@@ -108,4 +108,4 @@ def test_servers_end_with_the_tests(pgbouncer: PgBouncer, number: signal.Signals
         assert all(path.exists() for path in left)
         os.kill(tests.pid, number)
         tests.wait(DEADLINE_S)
-    wait_until(lambda: not any(path.exists() for path in left), f"all of {left} to be gone")
+    wait_until(lambda: not any(path.exists() for path in left), f"all of {left} to disappear")

@@ -1,4 +1,4 @@
-"""PostgreSQL as it is in the field: restarted, read-only, locked, frozen, migrated under our feet, in any locale."""
+"""PostgreSQL in production: restarted, read-only, locked, frozen, migrated while in use, in any locale."""
 
 import asyncio
 import contextlib
@@ -35,13 +35,13 @@ from tests.support.standby import configure
 from tests.support.waiting import DEADLINE_S, async_wait_until
 
 pytestmark = pytest.mark.postgres
-LEASE = HOUR  # A machine that stands still for a while loses none.
+LEASE = HOUR  # Too long to expire on a stalled machine.
 NODE = Node(id="n", name="n", roles=("scheduler",))
 
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow machine is waited for, except where a test says otherwise."""
+    """Raise the timeouts for a slow machine, except where a test sets them."""
     for limit in ("STATEMENT_S_MAX", "IDLE_S_MAX", "PROBE_S_MAX", "CLOSE_S_MAX"):
         monkeypatch.setattr(postgres, limit, DEADLINE_S)
     for limit in ("CONNECT_S_MAX", "IDENTIFY_S_MAX"):
@@ -50,7 +50,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def url(migrated_url: str) -> str:
-    """A database with our schema."""
+    """The URL of a migrated database."""
     return migrated_url
 
 
@@ -63,7 +63,7 @@ async def store(url: str) -> AsyncIterator[Store]:
 
 @pytest.fixture
 async def operator(url: str) -> AsyncIterator[asyncpg.Connection]:
-    """Somebody beside the store."""
+    """A connection besides the store."""
     connection = await asyncpg.connect(url, timeout=DEADLINE_S)
     yield connection
     await connection.close()
@@ -71,21 +71,21 @@ async def operator(url: str) -> AsyncIterator[asyncpg.Connection]:
 
 @pytest.fixture(scope="module")
 def stoppable_server(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
-    """A server of this module."""
+    """A server for this module."""
     with PostgresServer() as server:
         yield server
 
 
 @pytest.fixture
 def own_server(stoppable_server: PostgresServer) -> PostgresServer:
-    """A server that a test may stop, and that runs, whatever the test before has done to it."""
+    """A running server that a test may stop."""
     if not stoppable_server.is_running():
         stoppable_server.start()
     return stoppable_server
 
 
-async def no_longer(operator: asyncpg.Connection, pids: list[int]) -> None:
-    """Wait until backends are gone. A server process ends a moment after its client has left."""
+async def wait_ended(operator: asyncpg.Connection, pids: list[int]) -> None:
+    """Wait until backends have ended, which happens a moment after their client has disconnected."""
 
     async def are_gone() -> bool:
         return not set(pids) & set(await connections(operator))
@@ -93,21 +93,21 @@ async def no_longer(operator: asyncpg.Connection, pids: list[int]) -> None:
     await async_wait_until(are_gone, f"the backends {pids} to end")
 
 
-async def waiting(operator: asyncpg.Connection, number: int) -> None:
-    """Wait until so many statements wait for a lock."""
+async def wait_blocked(operator: asyncpg.Connection, number: int) -> None:
+    """Wait until this many statements wait for a lock."""
 
-    async def do_wait() -> bool:
+    async def are_blocked() -> bool:
         query = (
             "select count(*) from pg_locks join pg_database on pg_database.oid = pg_locks.database"
             " where not granted and datname = current_database()"
         )
         return bool(await operator.fetchval(query) >= number)
 
-    await async_wait_until(do_wait, f"{number} statements to wait for a lock")
+    await async_wait_until(are_blocked, f"{number} statements to wait for a lock")
 
 
 def free(store: Store) -> list[asyncpg.Connection]:
-    """Return the connections that wait to be used."""
+    """Return the idle connections of the pool."""
     assert isinstance(store.driver, PostgresDriver)
     return store.driver._free
 
@@ -131,7 +131,7 @@ async def connections(operator: asyncpg.Connection) -> list[int]:
         "postgresql://nobody:s3cret@127.0.0.1:1,127.0.0.1:2/x",
     ],
 )
-async def test_nobody_answers(address: str) -> None:
+async def test_unreachable_server(address: str) -> None:
     store = Store.on(PostgresDriver(address), Clock())
     words = r"cannot connect to PostgreSQL at 127\.0\.0\.1:1(,127\.0\.0\.1:2)?/x: .*; .*does HEADWAY_STORE name"
     with pytest.raises(StoreUnavailable, match=words) as caught:
@@ -140,20 +140,20 @@ async def test_nobody_answers(address: str) -> None:
     await store.close()
 
 
-async def test_a_database_that_does_not_exist(postgres_server: PostgresServer) -> None:
+async def test_missing_database(postgres_server: PostgresServer) -> None:
     store = Store.on(PostgresDriver(postgres_server.url("missing")), Clock())
     with pytest.raises(StoreUnavailable, match=r"/missing.*; create the database, or name another"):
         await store.jobs.page()
 
 
-async def test_an_address_that_makes_no_sense() -> None:
+async def test_invalid_url() -> None:
     store = Store.on(PostgresDriver("postgresql://host:port/x"), Clock())
     with pytest.raises(StoreError) as caught:
         await store.jobs.page()
     assert not isinstance(caught.value, StoreUnavailable)
 
 
-async def test_of_several_hosts_the_one_that_writes_is_found(postgres_server: PostgresServer, url: str) -> None:
+async def test_writable_host_is_found(postgres_server: PostgresServer, url: str) -> None:
     both = f"postgresql://postgres@127.0.0.1:1,127.0.0.1:{postgres_server.port}/{database_name(url)}"
     store = await Store.open(both, Clock())
     await enqueue(store)
@@ -163,45 +163,45 @@ async def test_of_several_hosts_the_one_that_writes_is_found(postgres_server: Po
 # The pool
 
 
-async def test_connections_are_few_and_used_again(store: Store, operator: asyncpg.Connection) -> None:
+async def test_connections_are_few_and_reused(store: Store, operator: asyncpg.Connection) -> None:
     await asyncio.gather(*(enqueue(store) for _ in range(100)))
     pids = await connections(operator)
     assert 1 <= len(pids) <= POOL_SIZE
     await asyncio.gather(*(enqueue(store) for _ in range(100)))
     assert set(await connections(operator)) <= set(pids)
     await store.close()
-    await no_longer(operator, pids)
+    await wait_ended(operator, pids)
 
 
-async def test_a_full_pool_is_said_to_be_full(
+async def test_exhausted_pool_is_reported(
     store: Store, operator: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with operator.transaction():
         await operator.execute("lock table headway_nodes")
         hung = [asyncio.create_task(store.nodes.beat(NODE)) for _ in range(POOL_SIZE)]
-        await waiting(operator, POOL_SIZE)
+        await wait_blocked(operator, POOL_SIZE)
         monkeypatch.setattr(postgres, "STATEMENT_S_MAX", 0.2)
         with pytest.raises(StoreUnavailable, match="in use"):
             await store.jobs.page()
     await asyncio.gather(*hung)
 
 
-async def test_idle_connections_that_the_server_ended_are_not_used(store: Store, operator: asyncpg.Connection) -> None:
+async def test_idle_connections_closed_by_the_server_are_not_used(store: Store, operator: asyncpg.Connection) -> None:
     await asyncio.gather(*(enqueue(store) for _ in range(20)))
     ended = list(free(store))
     for pid in await connections(operator):
         await operator.execute("select pg_terminate_backend($1)", pid)
     await async_wait_until(lambda: all(one.is_closed() for one in ended), "the connections to be closed")
     for _ in range(POOL_SIZE + 1):
-        await enqueue(store)  # Nobody notices.
+        await enqueue(store)  # No call fails.
 
 
-async def test_a_connection_that_ends_in_mid_work_costs_one_answer(store: Store, operator: asyncpg.Connection) -> None:
+async def test_connection_lost_during_a_statement_fails_one_call(store: Store, operator: asyncpg.Connection) -> None:
     await enqueue(store)
     async with operator.transaction():
         await operator.execute("lock table headway_nodes")
         beat = asyncio.create_task(store.nodes.beat(NODE))
-        await waiting(operator, 1)
+        await wait_blocked(operator, 1)
         for pid in await connections(operator):
             await operator.execute("select pg_terminate_backend($1)", pid)
         with pytest.raises(StoreUnavailable):
@@ -209,7 +209,7 @@ async def test_a_connection_that_ends_in_mid_work_costs_one_answer(store: Store,
     await store.nodes.beat(NODE)
 
 
-async def test_ordinary_refusals_keep_the_connection(store: Store, operator: asyncpg.Connection) -> None:
+async def test_ordinary_errors_keep_the_connection(store: Store, operator: asyncpg.Connection) -> None:
     await enqueue(store, id="job_1")
     pids = await connections(operator)
     for _ in range(3):
@@ -226,7 +226,7 @@ async def test_ordinary_refusals_keep_the_connection(store: Store, operator: asy
 
 
 @pytest.mark.parametrize("verb", ["fetch", "run"])
-async def test_a_statement_has_a_deadline(
+async def test_statements_time_out(
     store: Store, operator: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     await enqueue(store)
@@ -237,22 +237,22 @@ async def test_a_statement_has_a_deadline(
             return await store.nodes.beat(NODE)
         return await store.leases.acquire(["role"], holder="n", holder_name="", duration=LEASE)
 
-    async with operator.transaction():  # It ends after the deadline: whoever waits for it does not come back.
+    async with operator.transaction():  # It ends after the timeout, so a call that waits for it would not return.
         await operator.execute("lock table headway_nodes, headway_leases")
         with monkeypatch.context() as patch:
             patch.setattr(postgres, "STATEMENT_S_MAX", 0.3)
             with pytest.raises(StoreUnavailable):
                 await act()
     await act()
-    # A connection that did not answer is not asked again, and ends.
+    # A connection that timed out is not reused, and is closed.
     assert not set(pids) & {connection.get_server_pid() for connection in free(store)}
-    await no_longer(operator, pids)
+    await wait_ended(operator, pids)
 
 
-async def test_the_server_ends_the_transaction_of_a_frozen_process(
+async def test_server_ends_the_transaction_of_a_frozen_process(
     url: str, store: Store, operator: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Frozen between two statements, it holds the row of its lease. Others must not have to wait for its thaw."""
+    """A process frozen between two statements locks the row of its lease. Others must not wait until it thaws."""
     await store.schedules.put("s", spec("1d"))
     [lease] = await store.leases.acquire(["scheduler/0"], holder="frozen", holder_name="", duration=LEASE)
     is_frozen, thaw = threading.Event(), threading.Event()
@@ -261,12 +261,12 @@ async def test_the_server_ends_the_transaction_of_a_frozen_process(
         yield call("fence", names=as_json(["scheduler/0"]), holder="frozen")
         yield call("schedule_locked", tenant="default", name="s")
         is_frozen.set()
-        thaw.wait(2 * DEADLINE_S)  # Blocks its whole event loop, as SIGSTOP would.
+        thaw.wait(2 * DEADLINE_S)  # Blocks the whole event loop, as SIGSTOP would.
         yield call("schedule_touch", key="s", version=1)
 
     async def frozen_process() -> None:
         frozen = Store.on(PostgresDriver(url), Clock(node="frozen"))
-        while not is_frozen.is_set():  # A machine that is slow may be taken for frozen before it is.
+        while not is_frozen.is_set():  # A slow machine may be taken for frozen too early.
             with pytest.raises(StoreUnavailable):
                 await frozen.driver.run(begin)
         with pytest.raises(LeaseLost):
@@ -279,7 +279,7 @@ async def test_the_server_ends_the_transaction_of_a_frozen_process(
         await async_wait_until(is_frozen.is_set, "the process to be frozen")
     try:
         async with asyncio.timeout(DEADLINE_S):
-            # The row of the lease is locked. Whoever wants to change it waits until the server ends the transaction.
+            # The row of the lease is locked. An update waits until the server ends the transaction.
             await operator.execute("update headway_leases set until = 0 where name = 'scheduler/0'")
             taken = await store.leases.acquire(["scheduler/0"], holder="n", holder_name="", duration=LEASE)
             await store.schedules.put("s", spec("2d"))
@@ -294,7 +294,7 @@ async def test_the_server_ends_the_transaction_of_a_frozen_process(
 # Conflicts
 
 
-async def test_a_deadlock_is_run_again(url: str, store: Store) -> None:
+async def test_deadlock_is_retried(url: str, store: Store) -> None:
     other = await Store.open(url, Clock(node="other"))
     for name in ("a", "b"):
         await store.schedules.put(name, spec("1d"))
@@ -305,7 +305,7 @@ async def test_a_deadlock_is_run_again(url: str, store: Store) -> None:
         begun.append(first)
         yield call("schedule_locked", tenant="default", name=first)
         locked.add(first)
-        while len(begun) <= 2 and second not in locked:  # Not when it is run again: then the other one goes on.
+        while len(begun) <= 2 and second not in locked:  # Not in the retry: then the other transaction goes on.
             yield call("time")
         yield call("schedule_locked", tenant="default", name=second)
         yield call("schedule_touch", key=first, version=1)
@@ -320,7 +320,7 @@ async def test_a_deadlock_is_run_again(url: str, store: Store) -> None:
     await other.close()
 
 
-async def test_a_deadlock_that_does_not_end_is_unavailable(store: Store) -> None:
+async def test_permanent_deadlock_raises_unavailable(store: Store) -> None:
     begun = []
 
     def begin() -> Transaction[None]:
@@ -333,11 +333,11 @@ async def test_a_deadlock_that_does_not_end_is_unavailable(store: Store) -> None
     assert len(begun) == postgres.DEADLOCK_TRIES_MAX
 
 
-async def test_a_migration_under_our_feet(store: Store, operator: asyncpg.Connection) -> None:
-    """Plans that were prepared for the old shape are made anew, also in the middle of a transaction."""
+async def test_migration_while_in_use(store: Store, operator: asyncpg.Connection) -> None:
+    """Statements prepared for the old schema are prepared again, also within a transaction."""
 
     async def work() -> None:
-        await store.schedules.trigger("t")  # First of all, since it reads whole rows within a transaction.
+        await store.schedules.trigger("t")  # First, because it reads whole rows within a transaction.
         await store.schedules.put("s", spec("1d", priority=len(done)))
         await store.queue.enqueue([new_job(), new_job()])
         jobs = await store.work.claim("default", node="n", lease=LEASE, limit=2)
@@ -361,7 +361,7 @@ async def test_a_migration_under_our_feet(store: Store, operator: asyncpg.Connec
 # Restart and failover
 
 
-async def test_a_restart_in_mid_work_loses_nothing_that_was_acknowledged(own_server: PostgresServer) -> None:
+async def test_restart_loses_no_acknowledged_job(own_server: PostgresServer) -> None:
     store = Store.on(PostgresDriver(own_server.create_database()), Clock(node="n"))
     await migrate(store.driver)
     acknowledged: list[str] = []
@@ -399,8 +399,8 @@ async def test_a_restart_in_mid_work_loses_nothing_that_was_acknowledged(own_ser
     await store.close()
 
 
-async def test_a_read_only_phase(url: str, store: Store, postgres_server: PostgresServer) -> None:
-    """As after a failover to the wrong side: writes are refused, and nobody stays on that side for ever."""
+async def test_read_only_database(url: str, store: Store, postgres_server: PostgresServer) -> None:
+    """As after a failover to the wrong server: writes fail, and no connection stays there."""
     await enqueue(store)
     name = sql.Identifier(database_name(url))
     postgres_server.execute(sql.SQL("alter database {} set default_transaction_read_only = on").format(name))
@@ -419,92 +419,92 @@ async def test_a_read_only_phase(url: str, store: Store, postgres_server: Postgr
     await store.jobs.page()
     postgres_server.execute(sql.SQL("alter database {} reset default_transaction_read_only").format(name))
 
-    async def can_write() -> str | None:  # A connection from that time may have to be met and dropped first.
+    async def can_write() -> str | None:  # A connection from before may fail first, and is dropped.
         with contextlib.suppress(StoreUnavailable):
             return await enqueue(store)
         return None
 
-    await async_wait_until(can_write, "writes to be taken again")
+    await async_wait_until(can_write, "a successful write")
     assert await store.leases.acquire(["role"], holder="n", holder_name="", duration=LEASE)
 
 
-async def test_a_cancelled_commit_is_whole_or_not_there(store: Store) -> None:
+async def test_cancelled_commit_is_all_or_nothing(store: Store) -> None:
     for number in range(30):
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(number * 0.0005):  # Somewhere else each time.
+            async with asyncio.timeout(number * 0.0005):  # At another stage each time.
                 await store.queue.enqueue([new_job(queue=f"q{number}") for _ in range(3)])
     counts = {depth["name"]: depth["pending"] for depth in await store.statistics.depths()}
     assert set(counts.values()) <= {3}
 
 
-# Wake-ups
+# Notifications
 
 
-class Ears:
-    """Hears topics, and remembers how the mode changed."""
+class Listener:
+    """Record topics and changes of the wake mode."""
 
     def __init__(self) -> None:
         self.topics: list[str] = []
         self.modes: list[str] = []
 
-    def hear(self, topic: str) -> None:
+    def receive(self, topic: str) -> None:
         self.topics.append(topic)
 
     def event(self, event: EngineEvent) -> None:
         if isinstance(event, WakeModeChanged):
             self.modes.append(event.mode)
 
-    async def heard(self, topic: str) -> None:
-        """Wait for a topic, and forget what came before."""
-        await async_wait_until(lambda: topic in self.topics, f"{topic!r} to be heard")
+    async def wait_for(self, topic: str) -> None:
+        """Wait for a topic, and forget earlier ones."""
+        await async_wait_until(lambda: topic in self.topics, f"{topic!r} to be received")
         self.topics.clear()
 
 
 async def test_notifications_arrive(url: str, store: Store) -> None:
-    ears, other = Ears(), await Store.open(url, Clock(node="other"))
-    with subscribed(ears.event):
-        watch = await store.watch(ears.hear)
-    assert (watch.mode, ears.modes) == ("notify", ["notify"])
+    listener, other = Listener(), await Store.open(url, Clock(node="other"))
+    with subscribed(listener.event):
+        watch = await store.watch(listener.receive)
+    assert (watch.mode, listener.modes) == ("notify", ["notify"])
     await enqueue(other, queue="media")
-    await ears.heard("ready media")
+    await listener.wait_for("ready media")
     await enqueue(other, delay=HOUR)
-    await ears.heard("waiting")
+    await listener.wait_for("waiting")
     await other.schedules.put("s", spec("1s"))
-    await ears.heard("schedules")
+    await listener.wait_for("schedules")
     await other.leases.release(
         await other.leases.acquire(["role"], holder="n", holder_name="", duration=LEASE),
     )
-    await ears.heard("leases")
+    await listener.wait_for("leases")
     for outcome, topic in ((Released(), "ready media"), (Raised("{}", retry_in=HOUR), "waiting")):
         job = await claim_one(other, "media")
         attempt = Attempt(job_id=job.id, attempt=job.attempt, failures=0, max_attempts=5)
-        ears.topics.clear()
+        listener.topics.clear()
         await other.work.settle([settle(attempt, outcome, 0)])
-        await ears.heard(topic)
+        await listener.wait_for(topic)
     await enqueue(other, queue="media")
     await other.queue.cancel((await claim_one(other, "media")).id, author="ada")
-    await ears.heard("stop")
+    await listener.wait_for("stop")
     await enqueue(other, queue="media")
     await run_one(other, Parked("nobody knows it"), "media")
-    ears.topics.clear()
+    listener.topics.clear()
     await other.work.unpark(["report"])
-    await ears.heard("waiting")
+    await listener.wait_for("waiting")
     await other.queue.pause("media", author="ada")
-    ears.topics.clear()
+    listener.topics.clear()
     await other.queue.resume("media")
-    await ears.heard("resumed media")
+    await listener.wait_for("resumed media")
     await other.nodes.beat(NODE)
     await other.nodes.ask(NODE.id, "drain")
-    await ears.heard(f"beat {NODE.id}")
+    await listener.wait_for(f"beat {NODE.id}")
     await async_wait_until(lambda: decide(other), "the schedule to be due")
-    await ears.heard("ready default")
+    await listener.wait_for("ready default")
     await watch.close()
     await other.close()
 
 
-async def test_nothing_is_heard_of_what_was_not_committed(url: str, store: Store) -> None:
-    ears = Ears()
-    watch = await store.watch(ears.hear)
+async def test_rollback_sends_no_notification(url: str, store: Store) -> None:
+    listener = Listener()
+    watch = await store.watch(listener.receive)
 
     def begin() -> Transaction[None]:
         yield call("notify", payload="ready never")
@@ -513,19 +513,19 @@ async def test_nothing_is_heard_of_what_was_not_committed(url: str, store: Store
     with pytest.raises(ValueError):
         await store.driver.run(begin)
     await enqueue(store)
-    await ears.heard("ready default")
-    await watch.check()  # A round trip: whatever was sent before would have arrived.
-    assert ears.topics == []
+    await listener.wait_for("ready default")
+    await watch.check()  # A round trip: earlier notifications would have arrived.
+    assert listener.topics == []
     await watch.close()
 
 
-async def test_commits_that_wait_for_a_standby_wait_together(own_server: PostgresServer) -> None:
-    """What they tell others does not have each of them wait for the one before."""
+async def test_commits_wait_for_a_standby_concurrently(own_server: PostgresServer) -> None:
+    """Their notifications do not serialise the commits."""
     url = await asyncio.to_thread(own_server.create_database)
     store = await Store.open(url, Clock(node="n"), checked=False)
-    heard: list[str] = []
+    received: list[str] = []
     await migrate(store.driver)
-    watch = await store.watch(heard.append)
+    watch = await store.watch(received.append)
     waiting = (
         "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'headway'"
         " and wait_event = 'SyncRep'"
@@ -535,25 +535,25 @@ async def test_commits_that_wait_for_a_standby_wait_together(own_server: Postgre
         operator = await asyncpg.connect(url, timeout=DEADLINE_S)
         tasks = [asyncio.create_task(enqueue(store, queue=f"it's {number}")) for number in range(POOL_SIZE)]
 
-        async def wait_together() -> bool:
+        async def all_wait() -> bool:
             return bool(await operator.fetchval(waiting) == POOL_SIZE)
 
-        await async_wait_until(wait_together, "all commits to wait for the standby")
-        assert heard == [], "nothing is told of what is not committed"
+        await async_wait_until(all_wait, "all commits to wait for the standby")
+        assert received == [], "uncommitted changes send no notification"
         await operator.close()
     finally:
         await asyncio.to_thread(configure, own_server, "synchronous_standby_names", "")
     await asyncio.gather(*tasks)
     wanted = {f"ready it's {number}" for number in range(POOL_SIZE)}
-    await async_wait_until(lambda: set(heard) >= wanted, "all of them to be heard of")
+    await async_wait_until(lambda: set(received) >= wanted, "all notifications")
     await watch.close()
     await store.close()
 
 
-async def test_a_deaf_connection_is_replaced(url: str, store: Store, operator: asyncpg.Connection) -> None:
-    ears = Ears()
-    with subscribed(ears.event):
-        watch = await store.watch(ears.hear)
+async def test_lost_listening_connection_is_replaced(url: str, store: Store, operator: asyncpg.Connection) -> None:
+    listener = Listener()
+    with subscribed(listener.event):
+        watch = await store.watch(listener.receive)
         assert isinstance(watch, postgres.PostgresWatch)
         for _ in range(2):
             assert watch._connection is not None
@@ -563,17 +563,17 @@ async def test_a_deaf_connection_is_replaced(url: str, store: Store, operator: a
             await watch.check()
             assert watch.mode == "notify"
             await enqueue(store)
-            await ears.heard("ready default")
-    assert ears.modes == ["notify"]
+            await listener.wait_for("ready default")
+    assert listener.modes == ["notify"]
     await watch.close()
 
 
-async def test_what_cannot_listen_polls_and_says_so(own_server: PostgresServer) -> None:
+async def test_failed_listener_polls_and_reports_it(own_server: PostgresServer) -> None:
     store = Store.on(PostgresDriver(own_server.create_database(), node="n"), Clock(node="n"))
     await migrate(store.driver)
-    ears = Ears()
-    with subscribed(ears.event):
-        watch = await store.watch(ears.hear)
+    listener = Listener()
+    with subscribed(listener.event):
+        watch = await store.watch(listener.receive)
         await asyncio.to_thread(own_server.stop, "immediate")
         await watch.check()
         assert watch.mode == "poll"
@@ -581,9 +581,9 @@ async def test_what_cannot_listen_polls_and_says_so(own_server: PostgresServer) 
         await asyncio.to_thread(own_server.start)
         await watch.check()
     assert watch.mode == "notify"
-    assert ears.modes == ["notify", "poll", "notify"]
+    assert listener.modes == ["notify", "poll", "notify"]
     await enqueue(store)
-    await ears.heard("ready default")
+    await listener.wait_for("ready default")
     await watch.close()
     await store.close()
 
@@ -593,7 +593,7 @@ async def test_what_cannot_listen_polls_and_says_so(own_server: PostgresServer) 
 
 @pytest.fixture
 async def icu_store(postgres_server: PostgresServer) -> AsyncIterator[Store]:
-    """A database that sorts as people do: ä beside a, small and capital letters together, punctuation ignored."""
+    """A database with a natural sort order: ä beside a, case-insensitive, punctuation ignored."""
     name = "headway_icu"
     try:
         postgres_server.execute(
@@ -614,7 +614,7 @@ async def test_order_and_prefixes_do_not_depend_on_the_locale(icu_store: Store) 
     store = icu_store
     assert isinstance(store.driver, PostgresDriver)
     raw = await store.driver.connect()
-    assert await raw.fetchval("select 'a' < 'B' and 'ä' < 'b'"), "the locale is not what it is meant to be"
+    assert await raw.fetchval("select 'a' < 'B' and 'ä' < 'b'"), "the locale has the wrong order"
     await raw.close()
     names = ["b", "B", "ä", "a-b", "ab", "a/b", "A", "_", "~", "Z", "z", "a b"]
     for name in names:
@@ -645,10 +645,10 @@ async def test_order_and_prefixes_do_not_depend_on_the_locale(icu_store: Store) 
     assert not await store.work.settle([settle(attempt, Succeeded(), 0) for attempt in attempts])
 
 
-# What status and doctor say
+# Reports of status and doctor
 
 
-async def test_a_transaction_that_stays_open_is_noticed(
+async def test_long_transaction_is_reported(
     url: str, store: Store, operator: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def found() -> list[str]:
@@ -660,23 +660,23 @@ async def test_a_transaction_that_stays_open_is_noticed(
     await transaction.start()
     await operator.execute("set application_name = 'a report'")
     await operator.fetchval("select count(*) from headway_jobs")
-    assert await found() == [], "it is young"
+    assert await found() == [], "it is recent"
     monkeypatch.setattr(attention, "TRANSACTION_S_MAX", 0.0)
     (words,) = await found()
     assert "of a report, idle in transaction" in words
     seen = await read_overview(store, now=Clock().now(), facts=await facts(store.driver), tenant="acme")
-    assert "long_transaction" not in {alert.code for alert in faults(seen)}, "it is not a tenant's business"
+    assert "long_transaction" not in {alert.code for alert in faults(seen)}, "tenants do not see it"
     await transaction.rollback()
     assert await found() == []
 
 
-async def test_whatever_is_around_a_driver_it_says_what_it_is(store: Store) -> None:
+async def test_facts_of_a_wrapped_driver(store: Store) -> None:
     known = await facts(WrappingDriver(WrappingDriver(store.driver)))
     assert known == await facts(store.driver)
     assert known.kind == "postgresql"
 
 
-async def test_a_connection_says_whether_it_is_encrypted(own_server: PostgresServer) -> None:
+async def test_encryption_of_a_connection_is_reported(own_server: PostgresServer) -> None:
     certificate, key = await asyncio.to_thread(make_certificate, own_server)
     for name, value in (("ssl_cert_file", certificate), ("ssl_key_file", key), ("ssl", "on")):
         await asyncio.to_thread(configure, own_server, name, str(value))

@@ -1,4 +1,4 @@
-"""Commands and requests of headway.toml in a real worker: cancelled, out of time, retried, and killed with it."""
+"""Commands and HTTP requests of headway.toml in a real worker: cancelled, timed out, retried, and killed with it."""
 
 import contextlib
 import os
@@ -39,12 +39,12 @@ retry = {max_attempts = 3, backoff = "5m"}
 class Place:
     """A folder with a headway.toml, and a worker in it."""
 
-    def __init__(self, folder: Path, url: str, heard: list[str], *, shared: bool = False) -> None:
+    def __init__(self, folder: Path, url: str, received: list[str], *, shared: bool = False) -> None:
         self.folder = folder
-        self.heard = heard
+        self.received = received
         (folder / "headway.toml").write_text(FILE.replace("URL", url))
         environ = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
-        # A machine that stands still for a while costs no attempt.
+        # A stalled machine must not cost an attempt.
         environ["HEADWAY_WORKER_LEASE"] = "10m"
         with evidence.log_file("worker", shared=shared).open("wb") as log:
             self.worker = subprocess.Popen(
@@ -52,25 +52,25 @@ class Place:
             )
 
     def end(self) -> None:
-        """Leave nothing behind."""
+        """Kill the worker."""
         with contextlib.suppress(ProcessLookupError):
             self.worker.send_signal(signal.SIGKILL)
         self.worker.wait(DEADLINE_S)
 
 
 class Caller:
-    """Calls commands in this process, in the folder of a worker."""
+    """Call commands in this process, in the folder of a worker."""
 
     def __init__(self, cli: Cli, place: Place) -> None:
         self._cli = cli
         self.place = place
 
     def headway(self, *args: str) -> Any:
-        """Return what a command says."""
+        """Return the JSON output of a command."""
         return self._cli(*args, "--json").json
 
-    def begin_sleeping(self) -> tuple[str, list[int]]:
-        """Have the command run; return its job and the processes that it consists of."""
+    def start_sleeping(self) -> tuple[str, list[int]]:
+        """Run the command; return its job and its process ids."""
         where = self.place.folder / "pids"
         where.unlink(missing_ok=True)
         job = self.headway("enqueue", "sleep", "-a", f"where={where}")["id"]
@@ -80,14 +80,14 @@ class Caller:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[str, list[str]]]:
-    """A server that wants to be left alone for a second first."""
-    heard: list[str] = []
+    """A server that answers 503 with Retry-After first."""
+    received: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            heard.append(f"{self.headers['Idempotency-Key']} {self.headers['X-Headway-Attempt']} {body}")
-            self.send_response(200 if len(heard) > 1 else 503)
+            received.append(f"{self.headers['Idempotency-Key']} {self.headers['X-Headway-Attempt']} {body}")
+            self.send_response(200 if len(received) > 1 else 503)
             self.send_header("Retry-After", "1")
             self.end_headers()
 
@@ -97,7 +97,7 @@ def server() -> Iterator[tuple[str, list[str]]]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/hook", heard
+    yield f"http://127.0.0.1:{server.server_port}/hook", received
     server.shutdown()
     thread.join()
     server.server_close()
@@ -105,7 +105,7 @@ def server() -> Iterator[tuple[str, list[str]]]:
 
 @pytest.fixture(scope="module")
 def shared_place(tmp_path_factory: pytest.TempPathFactory, server: tuple[str, list[str]]) -> Iterator[Place]:
-    """One worker for all tests that let it live."""
+    """One worker for all tests that do not kill it."""
     place = Place(tmp_path_factory.mktemp("place"), *server, shared=True)
     yield place
     place.end()
@@ -118,27 +118,27 @@ def caller(cli: Cli, shared_place: Place, monkeypatch: pytest.MonkeyPatch) -> Ca
 
 
 @pytest.mark.slow
-def test_a_cancelled_command_is_gone_when_its_job_is(caller: Caller) -> None:
-    job, pids = caller.begin_sleeping()
+def test_cancelled_command_has_ended_when_its_job_has(caller: Caller) -> None:
+    job, pids = caller.start_sleeping()
     caller.headway("jobs", "cancel", job)
     wait_until(lambda: caller.headway("jobs", "show", job)["status"] == "CANCELLED", "the job to be cancelled")
     assert [pid for pid in pids if not has_ended(pid)] == []
 
 
 @pytest.mark.slow
-def test_a_command_dies_with_its_worker(cli: Cli, server: tuple[str, list[str]], tmp_path: Path) -> None:
+def test_command_dies_with_its_worker(cli: Cli, server: tuple[str, list[str]], tmp_path: Path) -> None:
     place = Place(tmp_path, *server)
     try:
-        _, pids = Caller(cli, place).begin_sleeping()
+        _, pids = Caller(cli, place).start_sleeping()
         place.worker.kill()
-        wait_until(lambda: all(map(has_ended, pids)), "the command to be gone")
+        wait_until(lambda: all(map(has_ended, pids)), "the command to end")
     finally:
         place.end()
 
 
 @pytest.mark.slow
-def test_a_command_that_takes_too_long_is_stopped(caller: Caller) -> None:
-    for _ in range(TRIES_MAX):  # On a machine that stands still it may be stopped before it has said anything.
+def test_command_is_stopped_after_its_timeout(caller: Caller) -> None:
+    for _ in range(TRIES_MAX):  # A stalled machine may stop it before it has logged anything.
         job = caller.headway("enqueue", "late", "--wait", "--timeout", "90s")
         assert job["status"] == "TIMED_OUT"
         if lines := caller.headway("jobs", "logs", job["id"]):
@@ -147,8 +147,10 @@ def test_a_command_that_takes_too_long_is_stopped(caller: Caller) -> None:
 
 
 @pytest.mark.slow
-def test_a_request_is_retried_when_the_server_says(caller: Caller) -> None:
-    """Long before the five minutes of its own backoff."""
+def test_request_is_retried_after_retry_after(caller: Caller) -> None:
+    """Long before its own back-off of five minutes."""
     job = caller.headway("enqueue", "hook", "-a", "order=7", "--wait", "--timeout", "90s")
     assert (job["status"], job["result"]) == ("COMPLETED", {"status": 200, "body": ""})
-    assert caller.place.heard == [f'{job["id"]} {attempt} {{"order":7}}' for attempt in (1, 2)]
+    first, second = (line.split(" ", 2) for line in caller.place.received)
+    assert (first[0], first[2]) == (second[0], second[2]) == (job["id"], '{"order":7}')
+    assert int(first[1]) < int(second[1])

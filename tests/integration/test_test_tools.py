@@ -1,4 +1,4 @@
-"""The tools around the tests: what a failed test reports, and what a soak finds."""
+"""The tools around the tests: the report of a failed test, and the report of a soak."""
 
 import os
 import subprocess
@@ -35,7 +35,7 @@ def _soak(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False)
 
 
-def test_a_soak_names_what_failed_how_often_and_its_logs(tmp_path: Path) -> None:
+def test_soak_reports_failed_tests_counts_and_logs(tmp_path: Path) -> None:
     (tmp_path / "test_sometimes.py").write_text(SOMETIMES)
     stale = tmp_path / "soak" / "01-idle" / "failures" / "stale.log"
     stale.parent.mkdir(parents=True)
@@ -58,13 +58,13 @@ def test_a_soak_names_what_failed_how_often_and_its_logs(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("conditions", ["warm", "cpu+warm"])
-def test_a_soak_refuses_conditions_that_it_does_not_know(tmp_path: Path, conditions: str) -> None:
+def test_soak_rejects_unknown_conditions(tmp_path: Path, conditions: str) -> None:
     done = _soak(tmp_path, "--conditions", conditions)
     assert done.returncode == 2
     assert "unknown: warm; known are cpu, disk, idle, reverse" in done.stderr
 
 
-def test_test_runs_side_by_side_get_different_ports() -> None:
+def test_concurrent_test_runs_get_different_ports() -> None:
     code = (
         "from tests.support import server; server.PORTS = range(31_990, 32_000)\n"
         "print(server.free_port(), flush=True); input()"

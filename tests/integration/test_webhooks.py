@@ -1,4 +1,4 @@
-"""The ends of jobs are told: to real servers that answer well, badly or not at all, by deliverers that come and go."""
+"""Webhooks to real servers that answer well, badly or not at all, from deliverers that come and go."""
 
 import asyncio
 import base64
@@ -27,7 +27,7 @@ from headway.core.settings import Settings
 from headway.core.webhooks import Delivery, Endpoint
 from headway.server import webhook_sender as deliverer
 from headway.server.outbound import SEND_S_MAX, Sender
-from headway.server.webhook_sender import BACKOFF_FIRST, CONCURRENCY, LEASE, TARGET_SHARE, Deliverer
+from headway.server.webhook_sender import BACKOFF_FIRST, CONCURRENCY, LEASE, TARGET_SHARE, Deliverer, _target
 from headway.store import Store
 from headway.store.webhooks import StoreWebhooks
 from tests.conformance.arrange import enqueue, run_one
@@ -45,7 +45,7 @@ FAILED = Raised('{"type": "ValueError", "message": "no", "traceback": "File secr
 
 @dataclass(frozen=True)
 class Message:
-    """What a target was sent."""
+    """A message that a target received."""
 
     id: str
     timestamp: int
@@ -64,7 +64,7 @@ class Message:
         return json.loads(self.body)
 
     def is_signed_with(self, secret: str) -> bool:
-        """Verify as a receiver would, with code that has nothing to do with ours."""
+        """Verify the signature as a receiver would, independently of our code."""
         content = b"%s.%d.%s" % (self.id.encode(), self.timestamp, self.body)
         digest = hmac.new(base64.b64decode(secret.split("_", 1)[1]), content, hashlib.sha256).digest()
         return "v1," + base64.b64encode(digest).decode() in self.signatures
@@ -82,8 +82,8 @@ async def backend(tmp_path: Path) -> AsyncIterator[SqliteBackend]:
     await backend.close()
 
 
-class Office:
-    """A deliverer that ticks when it is told to."""
+class ManualDeliverer:
+    """A deliverer that ticks on request."""
 
     def __init__(self, store: Store, *, seconds_max: float = DEADLINE_S) -> None:
         self.clock = Clock()
@@ -94,14 +94,14 @@ class Office:
         )
 
     async def send(self) -> None:
-        """Send what is due, and wait for how it goes."""
+        """Send due messages, and wait until all attempts have ended."""
         await self.deliverer.tick()
-        await async_wait_until(lambda: self.deliverer.counts.in_flight == 0, "the end of what is under way")
+        await async_wait_until(lambda: self.deliverer.counts.in_flight == 0, "all attempts to end")
 
 
 @asynccontextmanager
-async def office(store: Store, **options: Any) -> AsyncIterator[Office]:
-    mine = Office(store, **options)
+async def delivering(store: Store, **options: Any) -> AsyncIterator[ManualDeliverer]:
+    mine = ManualDeliverer(store, **options)
     try:
         yield mine
     finally:
@@ -125,9 +125,9 @@ async def only(store: Store) -> Delivery:
     return delivery
 
 
-async def test_an_end_is_told_and_signed(backend: SqliteBackend) -> None:
+async def test_end_of_a_job_is_sent_and_signed(backend: SqliteBackend) -> None:
     store = backend.store
-    async with Target().listening() as target, office(store) as mine:
+    async with Target().listening() as target, delivering(store) as mine:
         endpoint = await add(store, target)
         begin = int(time.time())
         job_id = await finish(store, FAILED, max_attempts=1, args='{"user": "ada", "password": "sesame"}')
@@ -147,9 +147,9 @@ async def test_an_end_is_told_and_signed(backend: SqliteBackend) -> None:
     assert b"sesame" not in message.body
 
 
-async def test_both_secrets_sign_while_one_replaces_the_other(backend: SqliteBackend) -> None:
+async def test_both_secrets_sign_during_a_rotation(backend: SqliteBackend) -> None:
     store = backend.store
-    async with Target().listening() as target, office(store) as mine:
+    async with Target().listening() as target, delivering(store) as mine:
         endpoint = await add(store, target)
         rotated = await store.webhooks.rotate(endpoint.id)
         await finish(store)
@@ -163,10 +163,10 @@ async def test_both_secrets_sign_while_one_replaces_the_other(backend: SqliteBac
     assert (second.is_signed_with(new), second.is_signed_with(old)) == (True, False)
 
 
-async def test_callbacks_go_to_where_each_job_says(backend: SqliteBackend) -> None:
+async def test_callbacks_are_sent_to_the_url_of_each_job(backend: SqliteBackend) -> None:
     store = backend.store
     await store.webhooks.ensure_callbacks("default")
-    async with Target().listening() as one, Target().listening() as two, office(store) as mine:
+    async with Target().listening() as one, Target().listening() as two, delivering(store) as mine:
         for target in (one, two):
             await finish(store, callback=f"http://127.0.0.1:{target.port}/done?x=1")
         await finish(store, callback="http://169.254.169.254/latest/meta-data/")
@@ -188,17 +188,17 @@ async def test_callbacks_go_to_where_each_job_says(backend: SqliteBackend) -> No
         (Rude(), None, "connection"),
         (Silent(b""), None, "no answer within 1 s"),
         (Silent(b"HTTP/1.1 200 OK\r\nX-"), None, "no answer within 1 s"),
-        (Target(b"no HTTP at all\r\n\r\n"), None, "no HTTP"),
+        (Target(b"no HTTP at all\r\n\r\n"), None, "not valid HTTP"),
     ],
     ids=["500", "404", "redirect", "reset", "silent", "half", "nonsense"],
 )
-async def test_what_was_not_taken_is_sent_again(
+async def test_failed_delivery_is_retried(
     backend: SqliteBackend, target: Target, code: int | None, words: str | None
 ) -> None:
     store = backend.store
     target.requests.clear()
     seconds_max = 1.0 if isinstance(target, Silent) else DEADLINE_S
-    async with target.listening(), office(store, seconds_max=seconds_max) as mine:
+    async with target.listening(), delivering(store, seconds_max=seconds_max) as mine:
         endpoint = await add(store, target)
         await finish(store)
         begin = await backend.now()
@@ -211,11 +211,11 @@ async def test_what_was_not_taken_is_sent_again(
         assert failed.next_at is not None
         assert failed.next_at - begin >= BACKOFF_FIRST * 3 // 4
         assert failed.next_at - end <= BACKOFF_FIRST * 5 // 4
-    async with Target().listening() as better, office(store) as mine:
+    async with Target().listening() as better, delivering(store) as mine:
         await store.webhooks.change(endpoint.id, url=f"http://127.0.0.1:{better.port}/")
-        await backend.sql(f"update headway_deliveries set next_at = next_at + {HOUR}")  # However slow we are.
+        await backend.sql(f"update headway_deliveries set next_at = next_at + {HOUR}")  # However slow the test is.
         await mine.send()
-        assert better.requests == []  # Not before its time.
+        assert better.requests == []  # Not before it is due.
         await backend.advance(HOUR + 10 * SECOND)
         await mine.send()
     [message] = map(Message.read, better.requests)
@@ -223,22 +223,22 @@ async def test_what_was_not_taken_is_sent_again(
     assert (message.id, done.status, done.tries, len(done.outcomes)) == (failed.id, "DELIVERED", 2, 2)
 
 
-async def test_a_huge_answer_is_an_answer(backend: SqliteBackend) -> None:
-    async with Endless().listening() as target, office(backend.store) as mine:
+async def test_endless_response_counts_as_delivered(backend: SqliteBackend) -> None:
+    async with Endless().listening() as target, delivering(backend.store) as mine:
         await add(backend.store, target)
         await finish(backend.store)
         await mine.send()
     assert (await only(backend.store)).status == "DELIVERED"
 
 
-async def test_it_is_tried_for_a_day_and_not_longer(backend: SqliteBackend) -> None:
+async def test_delivery_is_retried_for_a_day(backend: SqliteBackend) -> None:
     store = backend.store
     async with Target(answering("503 Busy")).listening() as target:
         await add(store, target)
         await finish(store)
         began = (await only(store)).created_at
         for _ in range(40):
-            async with office(store) as mine:  # Another process every time: nothing is kept in one.
+            async with delivering(store) as mine:  # A new process each time: no state is kept in memory.
                 await mine.send()
             delivery = await only(store)
             if delivery.next_at is None:
@@ -250,7 +250,7 @@ async def test_it_is_tried_for_a_day_and_not_longer(backend: SqliteBackend) -> N
     assert DAY <= delivery.ended_at - began < DAY + MINUTE
     assert len({Message.read(request).id for request in target.requests}) == 1
     target.answer = answering("200 OK")
-    async with target.listening(), office(store) as mine:
+    async with target.listening(), delivering(store) as mine:
         url = f"http://127.0.0.1:{target.port}/"
         await store.webhooks.change(delivery.endpoint, url=url)
         await store.webhooks.replay(delivery.id)
@@ -259,11 +259,11 @@ async def test_it_is_tried_for_a_day_and_not_longer(backend: SqliteBackend) -> N
     assert Message.read(target.requests[-1]).id == delivery.id
 
 
-async def test_who_hangs_does_not_keep_others_waiting(backend: SqliteBackend) -> None:
+async def test_hanging_target_does_not_delay_others(backend: SqliteBackend) -> None:
     store = backend.store
-    async with Silent(b"").listening() as slow, Target().listening() as fast, office(store) as mine:
+    async with Silent(b"").listening() as slow, Target().listening() as fast, delivering(store) as mine:
         await add(store, slow)
-        for _ in range(3 * CONCURRENCY):  # More than there is room for, and all of it is due before the rest.
+        for _ in range(3 * CONCURRENCY):  # More than the concurrency limit, and all due before the rest.
             await enqueue(store)
         while await store.work.claim("default", node="w", lease=MINUTE, limit=100):
             pass
@@ -278,20 +278,21 @@ async def test_who_hangs_does_not_keep_others_waiting(backend: SqliteBackend) ->
         loop = Loop("deliverer", mine.deliverer.tick, clock=mine.clock, rest_s_max=0.1, woken=mine.woken)
         running = asyncio.create_task(loop.run())
         under_way: set[int] = set()
+        slow_url = f"http://127.0.0.1:{slow.port}/"
 
-        def has_come() -> bool:
-            under_way.add(mine.deliverer.under_way_to(f"http://127.0.0.1:{slow.port}/"))
+        def all_received() -> bool:
+            under_way.add(sum(_target(one) == slow_url for one in mine.deliverer._under_way.values()))
             return len(fast.requests) >= 20
 
         evidence.attach("counts", lambda: f"{len(fast.requests)} of 20, {mine.deliverer.counts}")
-        await async_wait_until(has_come, "what is for others", every_s=0.01)
+        await async_wait_until(all_received, "the messages for the other target", every_s=0.01)
         loop.stop()
         await running
     assert 0 < max(under_way) <= TARGET_SHARE
 
 
-async def test_one_that_is_lost_while_it_sends(backend: SqliteBackend) -> None:
-    """What was sent and not answered is sent again by another one, under the same id."""
+async def test_delivery_of_a_lost_deliverer_is_repeated(backend: SqliteBackend) -> None:
+    """A message without an outcome is sent again by another deliverer, with the same id."""
     store = backend.store
 
     class Slow(Silent):
@@ -302,21 +303,23 @@ async def test_one_that_is_lost_while_it_sends(backend: SqliteBackend) -> None:
     async with Slow(b"").listening() as target:
         endpoint = await add(store, target)
         await finish(store)
-        async with office(store) as lost:
+        async with delivering(store) as lost:
             await lost.deliverer.tick()
             await async_wait_until(lambda: len(target.requests) == 1, "the message")
     other = await backend.another()
-    async with Target().listening() as better, office(other) as mine:
+    async with Target().listening() as better, delivering(other) as mine:
         await store.webhooks.change(endpoint.id, url=f"http://127.0.0.1:{better.port}/")
         await mine.send()
-        assert better.requests == []  # It could still be under way.
+        assert better.requests == []  # It could still be in progress.
         await backend.advance(LEASE + SECOND)
         await mine.send()
     assert Message.read(better.requests[0]).id == Message.read(target.requests[0] + b"\r\n\r\n").id
     assert ((await only(store)).status, (await only(store)).tries) == ("DELIVERED", 1)
 
 
-async def test_one_that_stops_lets_what_it_began_end(backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stopping_deliverer_finishes_its_attempts(
+    backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(deliverer, "GOODBYE_S_MAX", DEADLINE_S)
     was_asked, may_answer = asyncio.Event(), asyncio.Event()
 
@@ -326,17 +329,19 @@ async def test_one_that_stops_lets_what_it_began_end(backend: SqliteBackend, mon
             await may_answer.wait()
             await super().serve(reader, writer)
 
-    async with Slow().listening() as target, office(backend.store) as mine:
+    async with Slow().listening() as target, delivering(backend.store) as mine:
         await add(backend.store, target)
         await finish(backend.store)
         await mine.deliverer.tick()
         await was_asked.wait()
-        asyncio.get_running_loop().call_later(0.1, may_answer.set)  # When it has begun to stop.
+        asyncio.get_running_loop().call_later(0.1, may_answer.set)  # After the stop has begun.
     assert (await only(backend.store)).status == "DELIVERED"
 
 
-async def test_a_store_that_is_away_for_a_moment(backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was taken is not sent again because the store did not hear of it at once."""
+async def test_outcome_is_recorded_after_a_short_store_outage(
+    backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A delivered message is not sent again because its outcome could not be stored at once."""
     monkeypatch.setattr(deliverer, "WRITE_REST_S", 0.01)
 
     class Flaky(StoreWebhooks):
@@ -349,16 +354,16 @@ async def test_a_store_that_is_away_for_a_moment(backend: SqliteBackend, monkeyp
             return await super().record(*arguments, **options)
 
     store = replace(backend.store, webhooks=Flaky(backend.store.driver, Clock()))
-    async with Target().listening() as target, office(store) as mine:
+    async with Target().listening() as target, delivering(store) as mine:
         await add(store, target)
         await finish(store)
         await mine.send()
     assert ((await only(store)).status, len(target.requests)) == ("DELIVERED", 1)
 
 
-async def test_two_at_once_send_everything_once(backend: SqliteBackend) -> None:
+async def test_concurrent_deliverers_send_everything_once(backend: SqliteBackend) -> None:
     store, other = backend.store, await backend.another()
-    async with Target().listening() as target, office(store) as one, office(other) as two:
+    async with Target().listening() as target, delivering(store) as one, delivering(other) as two:
         await add(store, target)
         for _ in range(30):
             await finish(store)
@@ -371,9 +376,9 @@ async def test_two_at_once_send_everything_once(backend: SqliteBackend) -> None:
     assert one.deliverer.counts.delivered + two.deliverer.counts.delivered == 30
 
 
-async def test_who_says_gone_is_told_nothing_more(backend: SqliteBackend) -> None:
+async def test_410_gone_disables_the_webhook(backend: SqliteBackend) -> None:
     store = backend.store
-    async with Target(answering("410 Gone")).listening() as target, office(store) as mine:
+    async with Target(answering("410 Gone")).listening() as target, delivering(store) as mine:
         endpoint = await add(store, target)
         await finish(store)
         await mine.send()
@@ -382,8 +387,8 @@ async def test_who_says_gone_is_told_nothing_more(backend: SqliteBackend) -> Non
     assert (await store.webhooks.get(endpoint.id)).disabled_at is not None
 
 
-async def test_who_is_removed_may_say_gone(backend: SqliteBackend) -> None:
-    """It was removed while it was told something, and there is nothing left to turn off."""
+async def test_410_gone_of_a_removed_webhook_is_ignored(backend: SqliteBackend) -> None:
+    """It was removed during the request, so there is nothing to disable."""
     store = backend.store
 
     class Removed(Target):
@@ -391,17 +396,17 @@ async def test_who_is_removed_may_say_gone(backend: SqliteBackend) -> None:
             await store.webhooks.remove(endpoint.id)
             await super().serve(reader, writer)
 
-    async with Removed(answering("410 Gone")).listening() as target, office(store) as mine:
+    async with Removed(answering("410 Gone")).listening() as target, delivering(store) as mine:
         endpoint = await add(store, target)
         await finish(store)
         await mine.send()
-        await mine.send()  # It goes on.
+        await mine.send()  # It keeps working.
         assert mine.deliverer.counts.failed == 1
 
 
-async def test_removed_disabled_deleted(backend: SqliteBackend) -> None:
+async def test_removed_and_disabled_webhooks_and_deleted_jobs(backend: SqliteBackend) -> None:
     store = backend.store
-    async with Target().listening() as target, office(store) as mine:
+    async with Target().listening() as target, delivering(store) as mine:
         removed, paused, kept = [await add(store, target) for _ in range(3)]
         job_id = await finish(store)
         await store.webhooks.remove(removed.id)
@@ -419,14 +424,14 @@ async def test_removed_disabled_deleted(backend: SqliteBackend) -> None:
         assert target.requests == []
 
 
-async def test_what_ended_long_ago_is_pruned(backend: SqliteBackend) -> None:
+async def test_old_deliveries_are_pruned(backend: SqliteBackend) -> None:
     store = backend.store
-    async with Target().listening() as target, office(store) as mine:
+    async with Target().listening() as target, delivering(store) as mine:
         await add(store, target)
         await finish(store)
         await mine.send()
     await backend.advance(31 * DAY)
-    async with office(store) as mine:
+    async with delivering(store) as mine:
         await mine.send()
     assert await store.webhooks.deliveries() == []
 
@@ -443,7 +448,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiProcess]:
 
 @pytest.fixture(scope="module")
 def tokens(api: ApiProcess) -> dict[str, str]:
-    """Tokens of all tenants and of two, made before anybody has one."""
+    """Tokens of all tenants and of two, created while anonymous access is on."""
     made: dict[str, str] = {}
     for name, tenant, role in (
         ("root", "*", "admin"),
@@ -459,25 +464,25 @@ def tokens(api: ApiProcess) -> dict[str, str]:
     return made
 
 
-# Who stands still for longer than the server waits is sent it again.
+# After a stall longer than the timeout of the server, the message is sent again.
 TOO_SLOW = {f"no answer within {SEND_S_MAX:g} s"}
 
 
 async def delivered(http: httpx.AsyncClient, job_id: str) -> list[dict[str, Any]] | None:
-    """Read the deliveries of a job when they have been delivered."""
+    """Return the deliveries of a job once all have been delivered."""
     found: list[dict[str, Any]] = (await http.get("/api/deliveries", params={"job": job_id})).json()["items"]
     return found if all(delivery["status"] == "DELIVERED" for delivery in found) else None
 
 
 async def is_taken(http: httpx.AsyncClient, path: str, **body: str) -> bool:
-    """Have a test message sent; say whether it was taken, unless we were too slow."""
+    """Send a test message; return whether it was delivered, unless the test was too slow."""
     tested = await http.post(f"{path}/test", json=body)
     assert tested.status_code == 200, tested.text
     assert tested.json()["status"] == "DELIVERED" or tested.json()["outcomes"][0]["error"] in TOO_SLOW, tested.text
     return bool(tested.json()["status"] == "DELIVERED")
 
 
-async def test_the_life_of_a_webhook(api: ApiProcess, tokens: dict[str, str]) -> None:
+async def test_lifecycle_of_a_webhook(api: ApiProcess, tokens: dict[str, str]) -> None:
     async with Target().listening() as target, api.async_client(tokens["a"]) as http:
         url = f"http://127.0.0.1:{target.port}/hook?token=sesame&x=1"
         made = await http.post("/api/webhooks", json={"url": url, "events": ["job.cancelled"], "note": "n"})
@@ -504,12 +509,12 @@ async def test_the_life_of_a_webhook(api: ApiProcess, tokens: dict[str, str]) ->
         sent = len(target.requests)
         again = await http.post(f"/api/deliveries/{delivery['id']}/replay")
         assert (again.status_code, again.json()["id"], again.json()["status"]) == (202, delivery["id"], "WAITING")
-        await async_wait_until(lambda: len(target.requests) > sent, "it to be sent again")
+        await async_wait_until(lambda: len(target.requests) > sent, "the replay")
         assert len({(message.id, message.body) for message in map(Message.read, target.requests)}) == 1
 
         rotated = (await http.post(f"{path}/rotate", json={"keep": "1h"})).json()
         assert rotated["secrets"] == 2
-        await async_wait_until(lambda: is_taken(http, path), "a test that is taken")
+        await async_wait_until(lambda: is_taken(http, path), "a delivered test message")
         trial = Message.read(target.requests[-1])
         assert (trial.json["type"], trial.is_signed_with(rotated["secret"])) == ("webhook.test", True)
 
@@ -538,13 +543,13 @@ async def test_callbacks_over_http(api: ApiProcess, tokens: dict[str, str]) -> N
         assert (message.json["data"]["id"], message.is_signed_with(secret)) == (job["id"], True)
         assert (await http.delete("/api/webhooks/callbacks:b")).status_code == 409
         url = f"http://127.0.0.1:{target.port}/other"
-        await async_wait_until(lambda: is_taken(http, "/api/webhooks/callbacks:b", url=url), "a test that is taken")
+        await async_wait_until(lambda: is_taken(http, "/api/webhooks/callbacks:b", url=url), "a delivered test message")
         for bad in ("ftp://x/", "http://u:p@x/", "nonsense", "http://x/\u0000"):
             refused = await http.post("/api/jobs", json={**body, "callback_url": bad})
             assert refused.status_code == 422, refused.text
 
 
-async def test_a_test_says_why_it_cannot_be_sent(api: ApiProcess, tokens: dict[str, str]) -> None:
+async def test_test_message_reports_why_it_failed(api: ApiProcess, tokens: dict[str, str]) -> None:
     async with api.async_client(tokens["a"]) as http:
         webhook = (await http.post("/api/webhooks", json={"url": "http://10.0.0.1:5432/"})).json()
         tested = (await http.post(f"/api/webhooks/{webhook['id']}/test")).json()
@@ -553,7 +558,7 @@ async def test_a_test_says_why_it_cannot_be_sent(api: ApiProcess, tokens: dict[s
         await http.delete(f"/api/webhooks/{webhook['id']}")
 
 
-def test_the_wall_between_tenants(api: ApiProcess, tokens: dict[str, str]) -> None:
+def test_tenants_are_isolated(api: ApiProcess, tokens: dict[str, str]) -> None:
     with api.client(tokens["root"]) as root, api.client(tokens["a"]) as a, api.client(tokens["b"]) as b:
         ids = {
             "a": a.post("/api/webhooks", json={"url": "http://127.0.0.1:1/a"}).json()["id"],
@@ -591,7 +596,7 @@ def test_the_wall_between_tenants(api: ApiProcess, tokens: dict[str, str]) -> No
 
 
 @pytest.mark.parametrize("role", ["viewer", "operator"])
-def test_it_is_for_admins(api: ApiProcess, tokens: dict[str, str], role: str) -> None:
+def test_webhooks_need_an_admin(api: ApiProcess, tokens: dict[str, str], role: str) -> None:
     with api.client(tokens[role]) as client:
         for answer in (
             client.get("/api/webhooks"),
@@ -617,15 +622,15 @@ def test_it_is_for_admins(api: ApiProcess, tokens: dict[str, str], role: str) ->
         ({"url": "http://127.0.0.1:1/", "secret": "whsec_mine"}, "secret"),
     ],
 )
-def test_bad_input_names_the_field(api: ApiProcess, tokens: dict[str, str], body: Any, field: str) -> None:
+def test_invalid_input_names_the_field(api: ApiProcess, tokens: dict[str, str], body: Any, field: str) -> None:
     with api.client(tokens["a"]) as client:
         answer = client.post("/api/webhooks", json=body)
     assert answer.status_code == 422
     assert field in answer.json()["error"]["message"]
 
 
-async def test_a_process_that_is_killed_while_it_sends(tmp_path: Path) -> None:
-    """It was sent, and nobody wrote that down: the next process sends it again, and the receiver can tell."""
+async def test_killed_process_repeats_its_delivery(tmp_path: Path) -> None:
+    """The message was sent but its outcome not stored: the next process sends it again, with the same id."""
     store = f"sqlite:///{tmp_path}/headway.db"
     env = {"HEADWAY_WEBHOOK_ALLOW": ",".join(LOCAL)}
 
@@ -647,21 +652,21 @@ async def test_a_process_that_is_killed_while_it_sends(tmp_path: Path) -> None:
         backend = SqliteBackend(f"{tmp_path}/headway.db")
         with api_process(store, env=env):
             await backend.start()
-            await backend.sql("update headway_deliveries set next_at = 1")  # As if the minute were over.
+            await backend.sql("update headway_deliveries set next_at = 1")  # As if a minute had passed.
             await async_wait_until(lambda: len(target.requests) > sent, "the message of the next process")
         await backend.close()
     assert len({Message.read(request).id for request in target.requests}) == 1
 
 
-def receiver_of_the_page() -> str:
+def receiver_of_the_docs() -> str:
     page = (Path(__file__).parents[2] / "docs" / "webhooks.md").read_text()
     found = re.search(r"<!-- file: receiver\.py -->\n```python\n(.*?)```", page, re.DOTALL)
     assert found is not None
     return found[1]
 
 
-def test_the_receiver_in_the_documentation(api: ApiProcess, tokens: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "receiver.py").write_text(receiver_of_the_page())
+def test_receiver_in_the_documentation(api: ApiProcess, tokens: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "receiver.py").write_text(receiver_of_the_docs())
     port = free_port()
     url = f"http://127.0.0.1:{port}/"
     with api.client(tokens["a"]) as http, evidence.log_file("receiver.py").open("a+") as said:
@@ -675,11 +680,11 @@ def test_the_receiver_in_the_documentation(api: ApiProcess, tokens: dict[str, st
         )
         try:
             test = f"/api/webhooks/{webhook['id']}/test"
-            wait_until(lambda: http.post(test).json()["status"] == "DELIVERED", "a test that is taken")
+            wait_until(lambda: http.post(test).json()["status"] == "DELIVERED", "a delivered test message")
             job = http.post("/api/jobs", json={"type": "t"}).json()["id"]
             http.post(f"/api/jobs/{job}/cancel")
             told = re.compile(rf"^msg_\w+ job\.cancelled {job}\n", re.MULTILINE)
-            wait_until(lambda: told.search(Path(said.name).read_text()), "the receiver to tell of the job")
+            wait_until(lambda: told.search(Path(said.name).read_text()), "the output of the receiver")
             forged = {
                 "webhook-id": "msg_1",
                 "webhook-timestamp": str(int(time.time())),
@@ -695,9 +700,9 @@ def test_the_receiver_in_the_documentation(api: ApiProcess, tokens: dict[str, st
 # --- the command line
 
 
-def test_the_command_line(cli: Cli) -> None:
+def test_command_line(cli: Cli) -> None:
     cli("migrate")
-    assert cli("webhooks", "list").out == "no webhooks; `headway webhooks add URL` adds one\n"
+    assert cli("webhooks", "list").out == "no webhooks; add one with `headway webhooks add URL`\n"
     made = cli("webhooks", "add", "http://127.0.0.1:9/a?token=sesame", "--event", "job.failed", "--json").json
     assert made["secret"].startswith("whsec_")
     assert (made["tenant"], made["events"]) == ("*", ["job.failed"])
@@ -733,7 +738,7 @@ def test_the_command_line(cli: Cli) -> None:
     assert cli.sql("select count(*) from headway_actions where detail like '%sesame%'") == [(0,)]
 
 
-async def test_the_command_line_sends(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_command_line_sends_test_messages(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADWAY_WEBHOOK_ALLOW", ",".join(LOCAL))
     async with Target().listening() as target:
 

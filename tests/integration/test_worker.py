@@ -1,4 +1,4 @@
-"""Whole workers from outside: what tasks can do, what schedules do with running jobs, on both databases."""
+"""Whole workers from the outside: what tasks can do, and schedules with running jobs, on both databases."""
 
 import json
 from itertools import pairwise
@@ -6,18 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.worker_arena import WorkerArena, everywhere, is_alive
+from tests.chaos.worker_arena import WorkerArena, everywhere
+from tests.support.processes import is_alive
 from tests.support.tuned import tuned
 from tests.support.waiting import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
-# Longer than any machine stands still: an attempt that is lost to a slow machine would be one more than expected.
+# Too long to expire: a slow machine would cause one more attempt than expected.
 LEASE = "10m"
-LIMIT = "3s"  # Of a task that has a little to do before it waits to be stopped.
+LIMIT = "3s"  # The timeout of a task that does a little work before it waits to be stopped.
 
 
 def patience(arena: WorkerArena) -> str:
-    """Return a PYTHONPATH with which a task that heeds its signal late is not killed: it says what it makes of it."""
+    """Return a PYTHONPATH that gives a task time to react to its signal before it is killed."""
     return tuned(arena.folder / "tuned", {"headway.worker.stopper.HARD_S": DEADLINE_S})
 
 
@@ -27,7 +28,7 @@ def stores(postgres_url: str, tmp_path: Path) -> dict[str, str]:
     return {"sqlite": f"sqlite:///{tmp_path}/headway.db", "postgres": postgres_url}
 
 
-def test_what_tasks_can_do(stores: dict[str, str], tmp_path: Path) -> None:
+def test_task_features(stores: dict[str, str], tmp_path: Path) -> None:
     everywhere(_tasks, stores, tmp_path)
 
 
@@ -61,14 +62,14 @@ def _tasks(arena: WorkerArena) -> None:
     started = [
         row[0] for row in arena.sql(f"select started_at from headway_attempts where job_id = '{kinds['later']}'")
     ]
-    assert arena.job(kinds["later"], "started_at") - started[0] >= 1_000_000, "it asked for a second"
+    assert arena.job(kinds["later"], "started_at") - started[0] >= 1_000_000, "it requested a second"
     assert arena.job(kinds["cancel"], "reason") == "nothing to do"
     for how, job_id in steps.items():
         assert arena.job(job_id, "status", "result") == ("COMPLETED", "[1,2]")
         assert [line[3] for line in arena.trace("step", job_id)] == ["1", "2"], f"a finished step was repeated ({how})"
-    assert arena.outcomes(unasked) == ["failed", "failed"], "nobody asked it to stop"
+    assert arena.outcomes(unasked) == ["failed", "failed"], "it was not asked to stop"
     family = arena.trace("begin", crash)[0][2:]
-    wait_until(lambda: not any(map(is_alive, family)), "what a crashed job has started to be gone")
+    wait_until(lambda: not any(map(is_alive, family)), "the processes of a crashed job to end")
     _check_memory(arena, hungry)
     children = json.loads(arena.job(fan_out, "result"))
     arena.wait_final(children, DEADLINE_S)
@@ -102,12 +103,12 @@ def _check_memory(arena: WorkerArena, hungry: str) -> None:
     wait_until(lambda: not is_alive(pid), "the child that ran out of memory to be replaced")
 
 
-def test_a_stop_stays_a_stop_whatever_the_task_makes_of_it(stores: dict[str, str], tmp_path: Path) -> None:
+def test_timeouts_and_cancellations_are_final_whatever_the_task_does(stores: dict[str, str], tmp_path: Path) -> None:
     everywhere(_stops, stores, tmp_path)
 
 
 def _stops(arena: WorkerArena) -> None:
-    """`retry_timeouts=False` means one attempt, and a canceller's words stay, also if the task raises meanwhile."""
+    """`retry_timeouts=False` means one attempt; the reason of a cancellation stays, even if the task raises."""
     arena.start("--processes", "4", "--poll", "0.5s", PYTHONPATH=patience(arena), HEADWAY_WORKER_LEASE=LEASE)
     torn = [arena.enqueue(*task, timeout=LIMIT) for task in (("torn_async",), ("torn",), ("torn", {"starts": True}))]
     late = [*torn, arena.enqueue("plain_async", timeout=LIMIT)]
@@ -122,10 +123,10 @@ def _stops(arena: WorkerArena) -> None:
         assert arena.job(job_id, "failures") == 1
         error = json.loads(arena.job(job_id, "error"))
         assert error["type"] == "TimeoutError"
-        if arena.trace("begin", job_id):  # Else the machine was so slow that it was stopped before it began.
+        if arena.trace("begin", job_id):  # Otherwise the slow machine stopped it before it began.
             assert ("RuntimeError: torn" in error["message"]) == (job_id in torn)
     for _, _, _, started in arena.trace("begin", torn[2]):
-        wait_until(lambda pid=started: not is_alive(pid), "what the task has started to be gone")  # type: ignore[misc]
+        wait_until(lambda pid=started: not is_alive(pid), "the processes of the task to end")  # type: ignore[misc]
     if arena.trace("begin", unmoved):
         assert arena.job(unmoved, "status", "result") == ("COMPLETED", '"done all the same"')
     for job_id in cancelled:
@@ -135,7 +136,7 @@ def _stops(arena: WorkerArena) -> None:
         assert "enough" in reason
 
 
-def test_schedules_and_running_jobs(stores: dict[str, str], tmp_path: Path) -> None:
+def test_schedules_with_running_jobs(stores: dict[str, str], tmp_path: Path) -> None:
     everywhere(_schedules, stores, tmp_path)
 
 
@@ -167,8 +168,8 @@ def _schedules(arena: WorkerArena) -> None:
         wait_until(lambda what=what: count(what) >= 2, f"two {what}")  # type: ignore[misc]
     line = "select created_at, finished_at from headway_jobs where schedule = 'following' order by id"
     for (_, finished_at), (created_at, _) in pairwise(arena.sql(line)):
-        assert created_at - finished_at >= 500_000, "it did not wait for the end of the job before"
-    lines = [line.split() for line in arena.trace_file.read_text().splitlines()]  # Read once: more of them come.
+        assert created_at - finished_at >= 500_000, "it did not wait for the previous job"
+    lines = [line.split() for line in arena.trace_file.read_text().splitlines()]  # Read once: more lines follow.
     for name in ("in-line", "skipping", "newest", "following"):
         changes = {f"begin-{name}": 1, f"end-{name}": -1}
         depth = 0
@@ -177,7 +178,7 @@ def _schedules(arena: WorkerArena) -> None:
             assert 0 <= depth <= 1, f"two jobs of {name} ran at the same time"
 
 
-def test_a_worker_without_a_usable_app_says_why(tmp_path: Path) -> None:
+def test_unusable_app_is_reported(tmp_path: Path) -> None:
     arena = WorkerArena.on(f"sqlite:///{tmp_path}/headway.db", tmp_path / "arena")
     try:
         broken = tmp_path / "broken.py"

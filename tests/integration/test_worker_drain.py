@@ -1,4 +1,4 @@
-"""A worker that was asked to drain still heeds a signal: then its grace begins."""
+"""A draining worker still reacts to SIGTERM, which starts its grace period."""
 
 import asyncio
 import os
@@ -33,13 +33,13 @@ pytestmark = pytest.mark.slow
 
 def _worker(folder: Path) -> "subprocess.Popen[bytes]":
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
-    kept["HEADWAY_WORKER_LEASE"] = "10m"  # A machine that stands still for a while costs no attempt.
+    kept["HEADWAY_WORKER_LEASE"] = "10m"  # A stalled machine must not cost an attempt.
     command = [sys.executable, "-m", "headway", "worker", "--app", "jobs:app", "--node", "w", "--grace", "1s"]
     with evidence.log_file("worker").open("wb") as log:
         return subprocess.Popen(command, cwd=folder, env=kept, stdout=log, stderr=log)
 
 
-async def test_a_signal_ends_a_drain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sigterm_ends_a_drain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     be_patient(monkeypatch)
     (tmp_path / "jobs.py").write_text(APP)
     store_url = f"sqlite:///{tmp_path}/headway.db"
@@ -53,7 +53,7 @@ async def test_a_signal_ends_a_drain(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 return (await job.refresh()).status is Status.RUNNING
 
             async def beat() -> int:
-                """Return when the worker has last said that it drains."""
+                """Return the time of the last heartbeat that reports the drain."""
                 [node] = await store.nodes.alive(HOUR)
                 return node.beat_at if node.state["worker"]["draining"] is True else 0
 
@@ -63,12 +63,13 @@ async def test_a_signal_ends_a_drain(tmp_path: Path, monkeypatch: pytest.MonkeyP
             await async_wait_until(is_running, "the job to run")
             assert await asyncio.to_thread(run, ["workers", "drain", "w", "--store", store_url]) == 0
             last = await async_wait_until(beat, "the worker to drain")
-            for _ in range(2):  # It beats every two seconds, and has a grace of one, which a drain does not begin.
-                await async_wait_until(has_beaten, "the worker to beat")
+            # The heartbeat is every two seconds; a drain must not start the grace period of one second.
+            for _ in range(2):
+                await async_wait_until(has_beaten, "a heartbeat")
                 last = await beat()
-            assert worker.poll() is None, "a drain takes as long as the jobs do"
+            assert worker.poll() is None, "a drain waits for the jobs"
             worker.send_signal(signal.SIGTERM)
-            # The job would take ten minutes: whatever ends the worker sooner is the signal.
+            # The job would take ten minutes, so only the signal can end the worker sooner.
             assert await asyncio.to_thread(worker.wait, DEADLINE_S) == 0
             await job.refresh()
             assert (job.status, job.job.failures, job.job.reason) == ("PENDING", 0, "handed back: the worker ends")

@@ -1,4 +1,4 @@
-"""Who lives in the simulated world: scheduler nodes, workers, and an operator who changes things."""
+"""The actors of the simulation: scheduler nodes, workers, and an operator who changes things."""
 
 import asyncio
 import random
@@ -12,7 +12,7 @@ from headway.core.jobs import Claimed, NewJob
 from headway.core.settings import Settings
 from headway.store import Store
 from headway.testing.child_pool import Gate
-from headway.wiring.node import EngineNode, World
+from headway.wiring.node import EngineNode, NodePorts
 from headway.worker.supervisor import Supervisor
 from tests.simulation.child import ProcessState
 from tests.simulation.child_pool import SimulatedChildPool
@@ -33,32 +33,32 @@ class Place(Sea, Protocol):
         ...
 
     def chance(self, whose: str) -> random.Random:
-        """Return randomness of one's own."""
+        """Return a random generator for one actor."""
         ...
 
     def log(self, actor: str, *what: object) -> None:
-        """Say what happens, for people."""
+        """Log an event for people who replay the seed."""
         ...
 
     def fail(self, problem: BaseException) -> None:
-        """End the simulation: something is wrong."""
+        """End the simulation with an error."""
         ...
 
     def ask_node(self, node_id: str, what: str) -> bool:
-        """Ask something of a node, in the store; False when it is not there."""
+        """Send a request to a node through the store; False if the node is not registered."""
         ...
 
     def begins(self, claimed: Claimed) -> None:
-        """An attempt is given to a child pool."""
+        """Record that an attempt was passed to a child pool."""
         ...
 
     def repeats_step(self, claimed: Claimed, name: str) -> None:
-        """An attempt does a step that it knows no result of."""
+        """Record that an attempt executes a step of which it knows no result."""
         ...
 
 
 class Process:
-    """One incarnation of a process: its clock, its way to the store, and what can happen to it."""
+    """One incarnation of a process: its clock, its connection to the store, and its faults."""
 
     def __init__(self, place: Place, id_: str, hurt: Callable[[str], None]) -> None:
         self.id = id_
@@ -80,7 +80,7 @@ class Process:
         self.store = Store.on(self.driver, self.clock)
 
     def freeze(self, seconds: float) -> None:
-        """Stand still for a while."""
+        """Freeze for a while."""
         if not self.gate.is_frozen:
             self._place.saw("freeze")
             self._place.log(self.id, f"freezes for {seconds:.1f} s")
@@ -88,7 +88,7 @@ class Process:
             asyncio.get_running_loop().call_later(seconds, self.thaw)
 
     def thaw(self) -> None:
-        """Go on, with whatever it believed before."""
+        """Resume with the state from before the freeze."""
         if self.gate.is_frozen:
             self._place.log(self.id, "thaws")
             self.thawed_at = asyncio.get_running_loop().time()
@@ -100,7 +100,7 @@ class Process:
 
 
 class NodeActor:
-    """One scheduler process after another in the same place."""
+    """A sequence of scheduler processes in the same place."""
 
     kind = "node"
 
@@ -116,12 +116,12 @@ class NodeActor:
 
     @property
     def is_alive(self) -> bool:
-        """Say whether the process runs."""
+        """Return whether the process runs."""
         return self.task is not None and not self.task.done()
 
     @property
     def stays(self) -> bool:
-        """Say whether the process runs and was neither killed nor told to stop."""
+        """Return whether the process runs and was neither killed nor told to stop."""
         return self.is_alive and not self._is_stopping and self.process is not None and not self.process.gate.is_dead
 
     def start(self) -> None:
@@ -130,12 +130,12 @@ class NodeActor:
             return
         self._incarnation += 1
         self._is_stopping = False
-        # Their order must not follow from their age, or the fair shares would hide mistakes.
+        # The order of ids must not follow the order of starts, or fair shares would hide mistakes.
         process = Process(self._place, f"{self.kind}_{self._chance.getrandbits(20):05x}_{self._index}", self._hurt)
         process.skew = self._chance.choice((0, 0, 3600, -3600)) * SECOND
         process.driver.mishaps = self._place.mishaps
         store = process.store
-        world = World(
+        world = NodePorts(
             ledger=store.ledger,
             housekeeping=store.housekeeping,
             leases=store.leases,
@@ -148,11 +148,11 @@ class NodeActor:
         self.task.add_done_callback(self._ended)
         self._place.log(process.id, "starts")
 
-    def _make(self, process: Process, world: World, settings: Settings) -> EngineNode:
+    def _make(self, process: Process, world: NodePorts, settings: Settings) -> EngineNode:
         return EngineNode(world, settings, process.clock)
 
     def crash(self, *, again_after_s: float | None = None) -> None:
-        """Die without a word; perhaps come back as somebody else."""
+        """Die without cleanup; perhaps restart as another node."""
         if self.task is None or self.process is None or not self.is_alive or self.process.gate.is_dead:
             return
         self._place.saw("crash")
@@ -164,32 +164,32 @@ class NodeActor:
             asyncio.get_running_loop().call_later(again_after_s, self._restart)
 
     def _restart(self) -> None:
-        if self._place.mishaps is not NO_MISHAPS:  # In peace nobody comes, so that nobody has to hand anything over.
+        if self._place.mishaps is not NO_MISHAPS:  # None joins in the quiet phase.
             self.start()
 
     def ask_to_drain(self) -> None:
-        """Have the node end once its jobs have, as an operator would."""
+        """Drain the node, as an operator would."""
         if self.process is not None and self.stays:
             self._place.log(self.process.id, "is asked to drain")
-            if self._place.ask_node(self.process.id, "drain"):  # Nobody can ask whom the store has not heard of.
+            if self._place.ask_node(self.process.id, "drain"):  # False if the store does not know it yet.
                 self._place.saw("asked to drain")
                 self._is_stopping = True
 
     def stop(self) -> None:
-        """End in good order."""
+        """Stop cleanly."""
         if self.node is not None and self.process is not None and self.is_alive:
             self._place.log(self.process.id, "stops")
             self._is_stopping = True
             self.node.stop()
 
     def holds(self) -> dict[str, int]:
-        """Return the roles in which this node would act now."""
+        """Return the roles that this node holds now."""
         if self.node is None or self.process is None or not self.is_alive or self.process.gate.is_dead:
             return {}
         return self.node.holds()
 
     def calm(self) -> None:
-        """Let nothing more happen to it."""
+        """Inject no more faults here."""
         if self.process is not None:
             self.process.driver.mishaps = NO_MISHAPS
             self.process.reconnect()
@@ -209,7 +209,7 @@ class NodeActor:
 
 
 class WorkerActor(NodeActor):
-    """One worker process after another, all of the same name: a real supervisor with a made-up child pool."""
+    """A sequence of worker processes with the same name: a real supervisor with a simulated child pool."""
 
     kind = "worker"
 
@@ -219,10 +219,10 @@ class WorkerActor(NodeActor):
         self._supervisor: Supervisor | None = None
 
     def knows(self) -> tuple[str, ...]:
-        """Return the tasks of this worker; one is known to the first worker alone."""
+        """Return the tasks of this worker; only the first worker knows all of them."""
         return tuple(name for name in TASKS if name != "rare" or self._index == 0)
 
-    def _make(self, process: Process, world: World, settings: Settings) -> EngineNode:
+    def _make(self, process: Process, world: NodePorts, settings: Settings) -> EngineNode:
         work, clock = process.store.work, process.clock
         is_calm = self._place.mishaps is NO_MISHAPS
         around = ProcessState(
@@ -242,42 +242,42 @@ class WorkerActor(NodeActor):
         return EngineNode(world, settings, clock, schedules=schedules, supervisor=supervisor)
 
     def _killed(self, process: Process) -> None:
-        """Die of a job."""
+        """Die because of a job."""
         if self.process is process:
             self.crash(again_after_s=self._chance.uniform(0.1, 1.0) * self._place.scenario.job_lease_s)
 
     def pause_a_child(self) -> None:
-        """Let one child process stand still for a while."""
+        """Pause one child process for a while."""
         if self.child_pool is not None and self.stays and self.child_pool.children:
             self._chance.choice(self.child_pool.children).pause(self._chance.choice((0.6, 2.0, 12.0)))
 
     def crash(self, *, again_after_s: float | None = None) -> None:
-        """Die, and all children with it."""
+        """Die together with all children."""
         if self.stays and self.child_pool is not None:
             self.child_pool.die()
         super().crash(again_after_s=again_after_s)
 
     def calm(self) -> None:
-        """Let nothing more happen to it."""
+        """Inject no more faults here."""
         super().calm()
         if self.child_pool is not None:
             self.child_pool.calm()
 
     def hurry(self) -> None:
-        """End at once, and hand back what runs."""
+        """End at once, and release running jobs."""
         if self.node is not None and self.process is not None and self.is_alive:
             self._place.log(self.process.id, "hurries")
             self._is_stopping = True
             self.node.hurry()
 
     def freeze_past_its_leases(self) -> None:
-        """Stand still for longer than a job's lease."""
+        """Freeze for longer than a job's lease."""
         if self.process is not None and self.is_alive:
             self.process.freeze(self._chance.uniform(1.1, 2.5) * self._place.scenario.job_lease_s)
 
     @property
     def is_awake(self) -> bool:
-        """Say whether the supervisor lives and was not frozen a moment ago."""
+        """Return whether the supervisor lives and was not frozen recently."""
         process = self.process
         if process is None or not self.is_alive or process.gate.is_dead or process.gate.is_frozen:
             return False
@@ -285,21 +285,21 @@ class WorkerActor(NodeActor):
 
     @property
     def keeps_others_out(self) -> bool:
-        """Say whether it takes nothing, for the sake of a job that has to run alone."""
+        """Return whether it claims nothing because a job has to run alone."""
         return self._supervisor is not None and self._supervisor.claimer.keeps_others_out
 
     def has_free_slot(self, task: str) -> bool:
-        """Say whether a job of this task could begin here now."""
+        """Return whether a job of this task could begin here now."""
         child_pool = self.child_pool
         return child_pool is not None and task in child_pool.tasks and child_pool.has_free_slot(TASKS[task])
 
     def runs(self, job_id: str) -> int:
-        """Return the attempt whose code runs here; 0 when none does."""
+        """Return the attempt whose code runs here; 0 if none does."""
         return self.child_pool.runs(job_id) if self.child_pool is not None and self.is_alive else 0
 
 
 class OperatorActor:
-    """Changes schedules and jobs, and repeats what it did not hear an answer to."""
+    """Changes schedules and jobs, and repeats calls whose response was lost."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -310,7 +310,7 @@ class OperatorActor:
         self._keys = 0
 
     async def set_up(self) -> None:
-        """Create the schedules, in peace."""
+        """Create the schedules, without faults."""
         now = self._place.store_now()
         self._process.driver.mishaps = NO_MISHAPS
         for name in self._names:
@@ -318,7 +318,7 @@ class OperatorActor:
             await self._process.store.schedules.put(name, spec, author="operator", may_be_over=True)
 
     async def enqueue_some(self, count: int = 5) -> None:
-        """Enqueue some jobs at once, in peace."""
+        """Enqueue some jobs at once, without faults."""
         process = self._process = self._born()
         process.driver.mishaps = NO_MISHAPS
         jobs = [
@@ -327,11 +327,11 @@ class OperatorActor:
         await process.store.queue.enqueue(jobs)
 
     async def run(self) -> None:
-        """Do something every few seconds."""
+        """Act every few seconds."""
         while True:
             await asyncio.sleep(self._chance.uniform(0.5, 9.0))
             if self._chance.random() < 0.3:
-                self._process = self._born()  # Another command line, with a clock that was never compared.
+                self._process = self._born()  # A new command-line process, whose clock is not synced.
             act = self._draw()
             for _ in range(REPEATS_MAX):
                 try:

@@ -1,4 +1,4 @@
-"""Many seeds on all cores, and the list of things that a campaign must have seen to mean anything.
+"""Run many seeds on all cores, and check that the campaign saw every kind of event.
 
 A failing seed prints the command that replays it; a replay prints what every actor did.
 """
@@ -17,7 +17,7 @@ from tests.simulation.simulation import Result, simulate
 FAILURES_SHOWN_MAX: Final = 10
 LINES_SHOWN_MAX: Final = 400
 
-# What must have happened at least once in a campaign, or the checkers had nothing to check.
+# Events that must happen at least once in a campaign, or the checkers had nothing to check.
 MUST_SEE: Final = (
     "lease expired and taken over",
     "stale token refused",
@@ -64,12 +64,12 @@ MUST_SEE: Final = (
 
 
 def missing(seen: Counter[str]) -> list[str]:
-    """Return what a campaign should have seen and did not."""
+    """Return the events that a campaign should have seen but did not."""
     return [what for what in MUST_SEE if not seen[what]]
 
 
 def run_many(seeds: Iterable[int], processes: int) -> Iterator[Result]:
-    """Simulate seeds, in their order, on several cores."""
+    """Simulate seeds, in order, on several cores."""
     if processes == 1:
         yield from map(simulate, seeds)
         return
@@ -78,7 +78,7 @@ def run_many(seeds: Iterable[int], processes: int) -> Iterator[Result]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line and run."""
+    """Parse the command line and run."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, help="replay one seed and tell everything")
     parser.add_argument("--seeds", type=int, default=1_000, help="how many seeds to run (default 1000)")
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def replay(seed: int) -> int:
-    """Run one seed and print what happened, the last lines when it was much."""
+    """Run one seed and print its log, truncated to the last lines."""
     result = simulate(seed, verbose=True)
     print(*result.log[-LINES_SHOWN_MAX:], sep="\n")
     print(f"seed {seed}: {result.problem or 'every promise kept'}; history {result.digest[:16]}")
@@ -97,7 +97,7 @@ def replay(seed: int) -> int:
 
 
 def campaign(options: argparse.Namespace) -> int:
-    """Run many seeds and print what was seen."""
+    """Run many seeds and print what they saw."""
     started, seen, failed = time.monotonic(), Counter[str](), 0
     seeds = range(options.start, options.start + options.seeds)
     for done, result in enumerate(run_many(seeds, options.processes), 1):

@@ -1,7 +1,7 @@
-"""The promises as checkers: they hear every change of a row, after each commit and in commit order.
+"""The promises as checkers: they receive every change of a row, after each commit and in commit order.
 
-They keep their own picture of the store and share no code with the planner or the SQL; of the engine they use only
-`next_after` of the triggers. What they find is a `Violation`, named by the promise of docs/promises.md that it breaks.
+They keep their own model of the store and share no code with the planner or the SQL; of the engine they use only
+`next_after` of the triggers. A finding is a `Violation`, named by the promise of docs/promises.md that it breaks.
 """
 
 from collections import Counter, defaultdict
@@ -35,7 +35,7 @@ MOVES: Final[Mapping[str, frozenset[str]]] = {
     "PENDING": frozenset({"RUNNING", "CANCELLED"}),
     "RUNNING": frozenset({"PENDING", "RETRYING", "BLOCKED", *FINAL}),
 }
-COUNTED: Final = frozenset({"failed", "crashed", "timed_out"})  # Ends that cost an attempt.
+COUNTED: Final = frozenset({"failed", "crashed", "timed_out"})  # Outcomes that count as a failure.
 LOSSES_MAX: Final = 3
 HOUSEKEEPING: Final = "housekeeping"
 
@@ -45,13 +45,13 @@ class Violation(Exception):
 
 
 def require(holds: object, promise: str, *what: object) -> None:
-    """Raise a violation of the promise, with its evidence, unless it holds."""
+    """Raise a violation of the promise, with its evidence, unless the condition holds."""
     if not holds:
         raise Violation(f"{promise}: " + " ".join(str(part) for part in what))
 
 
 class Checker:
-    """The store as it must be, and what was seen on the way."""
+    """The expected state of the store, and the events seen so far."""
 
     def __init__(
         self,
@@ -96,10 +96,10 @@ class Checker:
         self._floor.update((name, floor) for name, floor in self._ends if not self._unfinished[name])
         self._ends.clear()
 
-    # Who acts.
+    # Leadership.
 
     def acquired(self, actor: str, now: Instant, old: LeaseRow | None, new: LeaseRow) -> None:
-        """A lease has another token: it was taken."""
+        """Check a lease with a new token: it was acquired."""
         require(new.holder == actor, "leases", actor, "wrote for another", new)
         require(new.token > self._highest_token, "tokens only grow", old, new, self._highest_token)
         self._highest_token = new.token
@@ -114,7 +114,7 @@ class Checker:
         self._released.discard(new.name)
 
     def kept(self, actor: str, now: Instant, old: LeaseRow, new: LeaseRow) -> None:
-        """A lease was renewed or released."""
+        """Check a lease that was renewed or released."""
         require(old.holder == new.holder == actor, "only its holder renews a lease", actor, old, new)
         if new.until == now:
             self._released.add(new.name)
@@ -123,7 +123,7 @@ class Checker:
             self.seen["lease renewed after it had run out"] += 1
 
     def trusts(self, now: Instant) -> None:
-        """Whoever trusts a role must be its holder, so nobody else can be."""
+        """Check that a node that trusts a role is its holder."""
         for node, roles in self._holds().items():
             for role, token in roles.items():
                 lease = self.leases.get(role)
@@ -133,9 +133,9 @@ class Checker:
                 )  # fmt: skip
 
     def acts(self, actor: str, now: Instant, decision: OccurrenceRow) -> None:
-        """A decision under a token belongs to the holder of its lease."""
+        """Check that a decision with a token comes from the holder of its lease."""
         if decision.token == 0:
-            return  # Decided by whoever changed the schedule, under its lock.
+            return  # Decided by an edit of the schedule, under its lock.
         require(decision.node == actor, "S12", actor, "signed as", decision)
         require(decision.token <= self._highest_token, "tokens", decision)
         if not self._shards:
@@ -157,7 +157,7 @@ class Checker:
     # The ledger.
 
     def decide(self, now: Instant, decision: OccurrenceRow, before: ScheduleRow | None) -> None:
-        """A decision is about the next undecided instant of the definition in force, and not early."""
+        """Check that a decision is for the next undecided instant of the current definition, and not early."""
         name = decision.schedule
         schedule = self.schedules.get(name)
         require(schedule is not None, "S1: a decision for no schedule", decision)
@@ -194,7 +194,7 @@ class Checker:
         require(decision.instant >= floor, "After: too early after the last job", decision, isoformat(floor))
 
     def cursor(self, now: Instant, name: str) -> None:
-        """What the schedule calls decided is decided, and what it waits for is the next instant."""
+        """Check that everything up to decided_through is decided, and that next_at is the next instant."""
         schedule = self.schedules[name]
         effective_at, spec = self.revisions[name, schedule.revision]
         if spec is None or isinstance(spec.trigger, After) or schedule.attention:
@@ -207,10 +207,10 @@ class Checker:
         require(schedule.next_at == following, "S1: next_at is not the next instant", schedule, following)
 
     def changed(self, old: ScheduleRow | None, new: ScheduleRow) -> None:
-        """A schedule only moves forward."""
+        """Check that a schedule only moves forward."""
         if old is not None:
             if new == old:
-                return  # The count of failures in a row is no part of what is decided on.
+                return  # The count of consecutive failures does not affect decisions.
             require(new.version > old.version, "a write raises the version", old, new)
             require(new.decided_through >= old.decided_through, "S1: decided_through fell", old, new)
             if (old.revision, old.pauses) != (new.revision, new.pauses) or old.removed_at != new.removed_at:
@@ -220,7 +220,7 @@ class Checker:
     # The queue.
 
     def created(self, now: Instant, job: JobRow) -> None:
-        """A new job is ready, or waits for a reason."""
+        """Check that a new job is ready, or waits for a reason."""
         require(job.id not in self.jobs and job.attempt == 0, "S4: a job that existed", job)
         waits = "BLOCKED" if job.blocked_by else "SCHEDULED" if job.run_at > now else "PENDING"
         require(job.status == waits, "lifecycle: created as", job)
@@ -230,10 +230,10 @@ class Checker:
         self._keep(job)
 
     def moved(self, now: Instant, old: JobRow, new: JobRow) -> None:
-        """A job goes on by one of the four verbs."""
+        """Check that a job changes by one of the four verbs."""
         require(old.status not in FINAL or old == new, "S4: a final job changed", old, new)
         if old == new:
-            return  # Somebody has reviewed it.
+            return  # An operator has reviewed it.
         if old.status != new.status:
             require(new.status in MOVES[old.status], "lifecycle: no such transition", old, new)
             require(new.status not in ("PENDING", "RUNNING") or new.run_at <= now, "started early", now, old, new)
@@ -248,7 +248,7 @@ class Checker:
             self._ended(new.schedule, new.finished_at)
 
     def reported(self, actor: str, old: JobRow, new: JobRow) -> None:
-        """Whatever changes of a running job while it runs is the doing of the worker that has it."""
+        """Check that a running job is changed only by its worker."""
         require(old.node == new.node, "S3: another worker without a claim", old, new)
         if old.lease_until != new.lease_until:
             require(actor == new.node, "S3: extended by", actor, new)
@@ -261,7 +261,9 @@ class Checker:
             require(new.detail == f'{{"step":"{new.attempt}"}}', "S3: progress of a stale attempt", new)
 
     def settled(self, actor: str, now: Instant, old: JobRow, new: JobRow, outcome: str) -> None:
-        """An end is written by who holds the attempt, or because its lease has run out, and counts as it should."""
+        """Check that an end is written by the holder of the attempt or after its lease expired, and is counted
+        correctly.
+        """
         if outcome == "expired":
             require((old.lease_until or 0) < now, "L3: a live job was rescued", now, old, new)
             self.seen["job lease expired"] += 1
@@ -281,7 +283,7 @@ class Checker:
             require(new.status in ("FAILED", "TIMED_OUT"), "lifecycle: a failure", outcome, old, new)
 
     def _lost(self, now: Instant, old: JobRow, new: JobRow) -> None:
-        """A job is given up only if its worker was lost again and again, the last time with nothing beside it."""
+        """Check that a job fails for lost workers only after several losses, the last one while it ran alone."""
         loss = _Loss(old.id, old.node or "", old.started_at or 0, now)
         if new.status == "FAILED":
             beside = [job.id for job in self.held_by(loss.node) if job.id != old.id]
@@ -294,7 +296,7 @@ class Checker:
         self._losses.append(loss)
 
     def claimed(self, now: Instant, job: JobRow) -> None:
-        """Nothing is taken beside a job that has to run alone, and not more suspects at a time than may be."""
+        """Check that nothing is claimed beside a job that has to run alone, and that suspects are limited."""
         watched = [
             one
             for one in self.held_by(job.node or "")
@@ -311,7 +313,7 @@ class Checker:
             require(not watched or len(watched) < most, "L6: suspects run together", job, watched)
 
     def said(self, actor: str, row: LogRow | StepRow) -> None:
-        """A line or a step is of the attempt that runs, written by the worker that has it."""
+        """Check that a line or a step belongs to the running attempt and is written by its worker."""
         job = self.jobs.get(row.job_id)
         runs = job is not None and (job.status, job.attempt, job.node) == ("RUNNING", row.attempt, actor)
         require(runs, "S3: said by a stale attempt", actor, row, job)
@@ -325,7 +327,7 @@ class Checker:
             self.seen["line logged"] += 1
 
     def child(self, actor: str, job: JobRow) -> None:
-        """A job that a job enqueued is made while that one runs, in its name."""
+        """Check that a child job is created while its parent runs, by the parent's attempt."""
         parent = self.jobs.get(job.parent or "")
         runs = parent is not None and (parent.status, parent.node) == ("RUNNING", actor)
         require(runs, "S3: enqueued by a stale attempt", actor, job, parent)
@@ -352,7 +354,7 @@ class Checker:
                 self._ends.append((name, at + schedule.delay))
 
     def pruned(self, now: Instant, job: JobRow) -> None:
-        """Only what ended long ago is deleted."""
+        """Check that only jobs that ended long ago are deleted."""
         require(job.finished_at is not None and job.finished_at < now - self._retention, "S12: pruned early", job)
         del self.jobs[job.id]
         if job.key is not None:
@@ -360,7 +362,7 @@ class Checker:
         self.seen["pruned"] += 1
 
     def exclusive(self, name: str, arrivals: set[str]) -> None:
-        """At most one live job per exclusive schedule, and those that wait stand in one line."""
+        """Check that an exclusive schedule has at most one live job, and that its queued jobs form one chain."""
         line = self._line[name]
         require(len(set(line.values())) == len(line), "S7: two jobs wait for the same one", name, line)
         live = [self.jobs[job_id] for job_id in sorted(self._live[name])]
@@ -374,18 +376,18 @@ class Checker:
         return [job for job in self.jobs.values() if job.status == "RUNNING" and job.node == node]
 
     def live(self, schedule: str | None) -> set[str]:
-        """Return the jobs of a schedule that are live and not waiting in line."""
+        """Return the jobs of a schedule that are live and not queued."""
         return self._live[schedule] if schedule is not None else set()
 
     def written(self, row: AttemptRow | RevisionRow | OccurrenceRow | EventRow) -> None:
-        """History is written once."""
+        """Check that history is written once."""
         key = (type(row).__name__, row[0]) if isinstance(row, EventRow) else (type(row).__name__, row[0], row[1])
         require(key not in self._history, "S12: written twice", row)
         self._history.add(key)
 
 
 def next_instant(spec: ScheduleSpec, after: Instant) -> Instant | None:
-    """Return the first instant of a calendar after another, within the bounds of the schedule."""
+    """Return the first instant of a trigger after another, within the bounds of the schedule."""
     assert not isinstance(spec.trigger, After)
     if spec.start is not None and spec.start > after:
         after = spec.start - 1
@@ -394,7 +396,7 @@ def next_instant(spec: ScheduleSpec, after: Instant) -> Instant | None:
 
 
 class _Loss(NamedTuple):
-    """One attempt that ended with its lease."""
+    """One attempt that ended by an expired lease."""
 
     job_id: str
     node: str
@@ -403,7 +405,7 @@ class _Loss(NamedTuple):
 
 
 class _Commit:
-    """The changes of one commit: what has to fit together within it."""
+    """The changes of one commit, which have to be consistent."""
 
     def __init__(self, checker: Checker, actor: str, now: Instant) -> None:
         self._checker = checker
@@ -420,7 +422,7 @@ class _Commit:
         self._revised = False
 
     def hear(self, change: Change) -> None:
-        """Take one row."""
+        """Process one row."""
         match change.old, change.new:
             case (JobRow() | None) as old, JobRow() as new:
                 self._job(old, new)
@@ -445,7 +447,7 @@ class _Commit:
                 self._checker.seen[f"event {new.event}"] += 1
             case CounterRow() as old, CounterRow() as new:
                 require(new.value >= old.value, "counters only rise", old, new)
-            case None, CounterRow() as new:  # The first node that leaves and has counted this.
+            case None, CounterRow() as new:  # The first node that leaves after it counted this.
                 require(new.name.startswith("tally|") and new.value > 0, "a counter of nobody", new)
             case None, ((LogRow() | StepRow()) as new):
                 self._checker.said(self._actor, new)
@@ -461,7 +463,7 @@ class _Commit:
                 require(False, "S12: history was rewritten", change)
 
     def end(self) -> None:
-        """Check what only holds at the end of a transaction."""
+        """Check what must hold at the end of a transaction."""
         checker = self._checker
         for decision in self._decisions:
             if decision.job_id is not None:
@@ -487,7 +489,7 @@ class _Commit:
             checker.seen["edit with pending instants"] += 1
 
     def _end_attempts(self) -> None:
-        """Every end has a trace: that of a success is the job itself."""
+        """Check that every end leaves a record; that of a success is the job itself."""
         for attempt, (old, new) in self._settled.items():
             outcome = "completed" if new.status == "COMPLETED" else self._traced.pop(attempt, None)
             require(outcome is not None, "S12: an attempt ended without a trace", old, new)
@@ -540,7 +542,7 @@ class _Commit:
 
 
 class Liveness:
-    """What must have happened once nothing goes wrong any more."""
+    """What must have happened after all faults have ended."""
 
     def __init__(self, checker: Checker, *, roles: Iterable[str], poll_s: float) -> None:
         self._checker = checker
@@ -548,27 +550,27 @@ class Liveness:
         self._poll = round(poll_s * SECOND)
 
     def leaders(self, holds: Mapping[str, Mapping[str, int]]) -> None:
-        """Every role has somebody who works in it."""
+        """Check that every role has a holder that works."""
         held = {role for roles in holds.values() for role in roles}
         missing = [role for role in self._roles if role not in held]
         require(not missing, "L4: nobody works as", missing, holds, list(self._checker.leases.values())[:5])
 
     def decided(self, now: Instant, late: Duration) -> None:
-        """No instant is due longer than `late`."""
+        """Check that no instant is overdue by more than `late`."""
         for schedule in self._checker.schedules.values():
             due = schedule.next_at is not None and schedule.next_at < now - late
             require(not due, "L1: undecided for too long", now, schedule)
 
     def _in_the_way(self, job: JobRow) -> bool:
-        """Say whether a live job keeps this one from its turn, as any does while the schedule is exclusive."""
+        """Return whether a live job blocks this one, as any does while the schedule is exclusive."""
         return bool(job.exclusive and self._checker.live(job.schedule))
 
     def _last_end(self, schedule: str | None) -> Instant:
-        """Return when a job of a schedule last got out of the way."""
+        """Return when a job of a schedule last stopped blocking others."""
         return max((job.finished_at or 0 for job in self._checker.jobs.values() if job.schedule == schedule), default=0)
 
     def moving(self, now: Instant, late: Duration) -> None:
-        """No job and no fixed-delay schedule waits for something that has happened already."""
+        """Check that no job and no fixed-delay schedule waits for something that has already happened."""
         checker = self._checker
         unfinished = {job.schedule for job in checker.jobs.values() if job.finished_at is None}
         for job in checker.jobs.values():

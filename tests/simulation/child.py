@@ -1,8 +1,8 @@
-"""A child process that is made up: how long its jobs take, what they say, keep and enqueue on the way, how they end.
+"""A simulated child process: the duration of its jobs, what they log, keep and enqueue, and how they end.
 
-It speaks the real protocol: the real `Inbox` on a page that it shares with the real child pool, and the messages of
-`ipc.py`. It goes on while its supervisor is frozen, and what it says is heard after the thaw. It can stand still
-itself, for as long as the simulation likes.
+It uses the real protocol: the real `Inbox` on a page that it shares with the real child pool, and the messages of
+`ipc.py`. It continues while its supervisor is frozen; its messages are received after the thaw. It can also pause
+itself, for any time.
 """
 
 import asyncio
@@ -48,25 +48,25 @@ class Stage(Protocol):
     """The world as a child sees it."""
 
     def begins(self, claimed: Claimed) -> None:
-        """The code of an attempt begins."""
+        """Record that the code of an attempt begins."""
         ...
 
     def repeats_step(self, claimed: Claimed, name: str) -> None:
-        """An attempt does a step that it knows no result of."""
+        """Record that an attempt executes a step of which it knows no result."""
         ...
 
     def saw(self, what: str) -> None:
-        """Count something that a campaign wants to have seen."""
+        """Count an event of the campaign."""
         ...
 
     def chance(self, whose: str) -> random.Random:
-        """Return randomness of one's own."""
+        """Return a random generator for one child."""
         ...
 
 
 @dataclass(slots=True)
 class ProcessState:
-    """What the children of one worker share."""
+    """State that the children of one worker share."""
 
     stage: Stage
     knows: tuple[str, ...]
@@ -86,7 +86,7 @@ class Memory:
     withdrawn: int = 0
 
     def fence(self) -> None:
-        """One step at a time is sequential anyway."""
+        """Do nothing: the steps are sequential anyway."""
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +99,7 @@ class _Run:
 
 
 class SimulatedChild:
-    """Speaks as `ChildProcess` does."""
+    """Implements the interface of `ChildProcess`."""
 
     ending = "was killed by SIGKILL"
 
@@ -120,14 +120,14 @@ class SimulatedChild:
         self._asked = 0
         self._awake = asyncio.Event()
         self._awake.set()
-        self._errands: dict[asyncio.Task[None], None] = {}  # In their order, which has to be that of the seed.
+        self._errands: dict[asyncio.Task[None], None] = {}  # In order, which must depend only on the seed.
         self._readable: Callable[[], None] = lambda: None
         self._died: Callable[[], None] = lambda: None
 
-    # What the child pool wants.
+    # The interface for the child pool.
 
     def watch(self, readable: Callable[[], None], died: Callable[[], None]) -> None:
-        """Have these called when there is something to read, and when it is dead."""
+        """Register the callbacks for readable messages and for death."""
         self._readable, self._died = readable, died
         self._do(self._greet())
 
@@ -137,22 +137,22 @@ class SimulatedChild:
         return said
 
     def last_words(self) -> Iterator[list[ToSupervisor]]:
-        """Yield what it had sent before it died."""
+        """Yield the messages that it sent before it died."""
         yield self.read()
 
     def send(self, message: ToChild) -> None:
-        """Send a message; it is heard a moment later, in its order."""
+        """Send a message; it arrives a moment later, in order."""
         if not self.has_ended:
             self._unread.append(message)
             self._do(self._listen())
 
     def signal(self, number: int) -> None:
-        """Interrupt what runs."""
+        """Interrupt the running job."""
         for run in list(self.running.values()):
             self._end(run, Stopped(run.claimed.job_id, run.claimed.attempt))
 
     def kill(self) -> None:
-        """Die, with everything that runs."""
+        """Die with everything that runs."""
         if self.has_ended:
             return
         self.has_ended = True
@@ -163,23 +163,23 @@ class SimulatedChild:
         self._do(self._tell_of_death())
 
     def resident_bytes(self) -> int:
-        """It needs no memory."""
+        """Return zero."""
         return 0
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""
 
-    # What the world wants.
+    # The interface for the simulation.
 
     def pause(self, seconds: float) -> None:
-        """Stand still for a while."""
+        """Pause for a while."""
         if self._awake.is_set() and not self.has_ended:
             self._around.stage.saw("child paused")
             self._awake.clear()
             asyncio.get_running_loop().call_later(seconds, self._awake.set)
 
     def vanish(self) -> None:
-        """Be gone with the worker; nobody is told."""
+        """Disappear with the worker, without a notification."""
         self.has_ended = True
         for task in [*self._errands, *(run.task for run in self.running.values() if run.task is not None)]:
             if task is not asyncio.current_task():
@@ -217,7 +217,7 @@ class SimulatedChild:
             return
         while len(self.running) < self._width and (begun := self._inbox.begin()) is not None:
             number, claimed = begun
-            if not self._around.is_frozen():  # A frozen supervisor can take nothing back.
+            if not self._around.is_frozen():  # A frozen supervisor cannot withdraw anything.
                 self._around.stage.begins(claimed)
             run = _Run(claimed, number, dict(self._kept.pop(claimed.job_id, {})))
             self.running[claimed.job_id] = run
@@ -298,7 +298,7 @@ class SimulatedChild:
                 self._end(run, message)
 
     def _is_culprit(self, claimed: Claimed) -> bool:
-        """Say whether a job kills its whole worker, whenever it runs."""
+        """Return whether a job kills its whole worker whenever it runs."""
         return not self._around.is_calm and self._around.stage.chance(f"culprit {claimed.job_id}").random() < CULPRITS
 
     async def _take_time(self, chance: random.Random) -> None:
@@ -308,7 +308,7 @@ class SimulatedChild:
 
     async def _act(self, run: _Run, at: int, chance: random.Random) -> None:
         claimed = run.claimed
-        mark = str(claimed.attempt)  # On all that it leaves behind.
+        mark = str(claimed.attempt)  # Marks everything that it writes.
         draw = chance.random()
         if draw < 0.5:
             detail = msgspec.json.encode({"step": mark}).decode()
@@ -333,7 +333,7 @@ class SimulatedChild:
             await self._ask(run, "enqueue", msgspec.json.encode([child]).decode())
 
     async def _ask(self, run: _Run, question: str, body: str) -> None:
-        """Ask the supervisor and wait for the answer."""
+        """Send a request to the supervisor and wait for the response."""
         self._asked += 1
         run.answers[self._asked] = asyncio.get_running_loop().create_future()
         answered = run.answers[self._asked]
@@ -343,7 +343,7 @@ class SimulatedChild:
             raise LeaseLost(answer.error)
 
     def _fate(self, chance: random.Random, claimed: Claimed) -> ToSupervisor | None:
-        """Say how a job ends; None when it takes its process down."""
+        """Draw how a job ends; None if it crashes its process."""
         job_id, attempt = claimed.job_id, claimed.attempt
         if chance.random() < 0.7 or self._around.is_calm:
             return Done(job_id, attempt, str(attempt))

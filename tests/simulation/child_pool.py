@@ -1,4 +1,4 @@
-"""The real child pool, with children that are made up."""
+"""The real child pool with simulated children."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,14 +13,14 @@ SLOTS: Final = {"loop": 4, "process": 2}
 
 
 class Sweeper:
-    """Ends families of processes at once: nobody starts any here."""
+    """Ends process trees at once: simulated jobs start no processes."""
 
     def __init__(self, around: ProcessState) -> None:
         self._around = around
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     def sweep(self, family: SimulatedChild, then: Callable[[], None], *, with_head: bool) -> None:
-        """Kill a child if asked to; call `then` when the supervisor can hear it."""
+        """Kill a child if asked to; call `then` when the supervisor is awake."""
         if with_head:
             family.kill()
         task = asyncio.get_running_loop().create_task(self._tell(then))
@@ -33,13 +33,13 @@ class Sweeper:
         then()
 
     def close(self) -> None:
-        """Forget whoever waits."""
+        """Forget all waiting callbacks."""
         for task in list(self._tasks):
             task.cancel()
 
 
 class SimulatedChildPool(ChildPool):
-    """Runs made-up jobs by the real protocol."""
+    """Runs simulated jobs with the real protocol."""
 
     def __init__(self, around: ProcessState, clock: Clock) -> None:
         self._around = around
@@ -55,26 +55,26 @@ class SimulatedChildPool(ChildPool):
 
     @property
     def children(self) -> list[SimulatedChild]:
-        """The children that live."""
+        """Return the live children."""
         return [child.process for _, child in self.processes]  # type: ignore[misc]
 
     def calm(self) -> None:
-        """Let jobs be short and end well."""
+        """Make jobs short and successful."""
         self._around.is_calm = True
 
     def runs(self, job_id: str) -> int:
-        """Return the attempt whose code runs here; 0 when none does."""
+        """Return the attempt whose code runs here; 0 if none does."""
         return max(
             (child.running[job_id].claimed.attempt for child in self.children if job_id in child.running), default=0
         )
 
     def has(self, job_id: str) -> bool:
-        """Say whether a job runs, waits or is being ended here."""
+        """Return whether a job runs, waits or is being ended here."""
         suspects = (claimed.job_id for pool in self.processes.pools.values() for claimed in pool.suspects)
         return job_id in self.assignments.where or job_id in suspects
 
     def keeps_waiting(self, job_id: str) -> bool:
-        """Say whether a job was given to a child here and has not begun."""
+        """Return whether a job was assigned to a child here and has not begun."""
         for _, child in self.processes:
             assigned = child.handover.jobs.get(job_id)
             if assigned is not None and assigned.number > child.process.counters.begun:
@@ -82,12 +82,12 @@ class SimulatedChildPool(ChildPool):
         return False
 
     def has_free_slot(self, kind: str) -> bool:
-        """Say whether a job of this kind could begin here now."""
+        """Return whether a job of this kind could begin here now."""
         pool = self.processes.pools[kind]
         return any(pool.capacity_of(child) and child.load < child.width for child in pool.children)
 
     def die(self) -> None:
-        """Be gone, with everything that runs."""
+        """Die with everything that runs."""
         for child in self.children:
             child.vanish()
         self._sweeping.close()

@@ -1,7 +1,7 @@
-"""What stands between an actor and the store: delay, failure before and after the commit, freeze, crash.
+"""Faults between an actor and the store: delay, failure before and after the commit, freeze, crash.
 
-A crashed actor's driver is dead, so that nothing that its code does while it falls reaches the store. A frozen one
-stops at whatever it waits for and goes on, after the thaw, with everything that it believed before.
+The driver of a crashed actor is dead, so that nothing that its code still does reaches the store. A frozen actor stops
+at whatever it waits for and continues after the thaw with its old state.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from tests.simulation.scenario import Mishaps
 
 NO_MISHAPS = Mishaps(before=0.0, after=0.0, freeze=0.0, crash=0.0)
 
-# Where stale beliefs hurt: between reading and deciding, and around what workers write. The others are far more often
-# run than these, and would have all the mishaps.
+# Where stale state is dangerous: between reading and deciding, and around the writes of workers. The other statements
+# run far more often, and would take most of the faults.
 _LIKELY: Final = {
     "_fire": 15.0,
     "claim": 6.0,
@@ -38,23 +38,23 @@ class Sea(Protocol):
 
     @property
     def is_down(self) -> bool:
-        """Say whether the store is out of reach for everybody."""
+        """Return whether the store is unreachable for every process."""
         ...
 
     def commit(self, actor: str, begin: Begin[T]) -> T:
-        """Run a transaction on the store and let the checkers look at it."""
+        """Run a transaction on the store and let the checkers see it."""
         ...
 
     def fetch(self, actor: str, statement: StatementCall) -> Rows:
-        """Run one call on the store and let the checkers look at it."""
+        """Run one call on the store and let the checkers see it."""
         ...
 
     def saw(self, what: str) -> None:
-        """Count something that a campaign wants to have seen."""
+        """Count an event of the campaign."""
         ...
 
     async def listen(self, actor: str, hear: Callable[[str], None]) -> WakeUps:
-        """Hear of others' commits, sometimes late and sometimes not."""
+        """Subscribe to commits of other processes; notifications may be late or lost."""
         ...
 
 
@@ -70,7 +70,7 @@ class GatedClock(Clock):
 
 
 class FaultyDriver:
-    """A driver of one actor. `hurt` is told of the mishaps that happen to the whole process."""
+    """The driver of one actor. `hurt` is called for faults of the whole process."""
 
     dialect_name = "sqlite"
 
@@ -80,7 +80,7 @@ class FaultyDriver:
         self.mishaps = NO_MISHAPS
         self.is_cut_off = False
         self.calls = 0
-        self.loses_claims = 0  # The answers to the next claims that take something get lost.
+        self.loses_claims = 0  # How many of the next successful claims lose their response.
         self._sea = sea
         self._actor = actor
         self._gate = gate
@@ -88,8 +88,8 @@ class FaultyDriver:
         self._hurt = hurt or (lambda mishap: None)
 
     async def run(self, begin: Begin[T]) -> T:
-        """Run a transaction, if nothing happens to it on its way."""
-        # A generator that is not started has done nothing yet.
+        """Run a transaction, unless a fault prevents it."""
+        # A generator that is not started has had no effect.
         likely = _LIKELY.get(getattr(begin(), "__name__", ""), 1.0)
         return await self._send(begin, lambda: self._sea.commit(self._actor, begin), likely)
 
@@ -100,7 +100,7 @@ class FaultyDriver:
         if statement.statement == "claim" and rows and self.loses_claims:
             self.loses_claims -= 1
             self._sea.saw("claim unheard")
-            raise StoreUnavailable("simulated: claimed, and the answer was lost")
+            raise StoreUnavailable("simulated: claimed, but the response was lost")
         return rows
 
     async def peek(self, statement: StatementCall) -> Rows:
@@ -121,23 +121,23 @@ class FaultyDriver:
         await self._travel(likely)
         if lost:
             self._sea.saw("unknown commit")
-            raise StoreUnavailable("simulated: committed, and the answer was lost")
+            raise StoreUnavailable("simulated: committed, but the response was lost")
         return result
 
     async def script(self, statements: Iterable[str], lock: str) -> None:
-        """The schema is there before the first actor."""
-        raise AssertionError("nobody migrates here")
+        """Fail: the schema exists before the first actor."""
+        raise AssertionError("no actor migrates")
 
     async def watch(self, hear: Callable[[str], None], *, quiet_s: float = 0.0) -> WakeUps:
-        """Hear of others' commits."""
+        """Subscribe to commits of other processes."""
         await self._travel(1.0)
         return await self._sea.listen(self._actor, hear)
 
     async def close(self) -> None:
-        """The store belongs to the world."""
+        """Do nothing: the store belongs to the world."""
 
     async def _travel(self, likely: float) -> None:
-        """Be under way; whatever can happen to a process may happen here."""
+        """Simulate the network delay; any fault of a process may happen here."""
         self._refuse_the_dead()
         draw = self._chance.random()
         if draw < self.mishaps.freeze * likely / 2:
@@ -156,7 +156,7 @@ class FaultyDriver:
             raise StoreUnavailable("simulated: this process is dead")
 
     def _fail_within(self, begin: Begin[T]) -> None:
-        """Break the transaction after some of its statements; the store takes all of them back."""
+        """Fail the transaction after some of its statements; the store rolls it back."""
         steps = self._chance.randint(0, 4)
         if steps:
             self._sea.commit(self._actor, lambda: _broken(begin(), steps))

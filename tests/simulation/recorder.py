@@ -1,7 +1,7 @@
 """Every change of a row, as the database itself reports it.
 
-Temporary triggers hand the old and the new values of each row to the recorder; a rollback forgets them, a commit passes
-them on. Nobody can change a row behind the back of the checkers, whatever statement is used.
+Temporary triggers pass the old and the new values of each row to the recorder; a rollback discards them, a commit
+publishes them. No statement can change a row without the checkers seeing it.
 """
 
 import sqlite3
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class ScheduleRow(NamedTuple):
-    """What the checkers want to know of a schedule."""
+    """The columns of a schedule that the checkers use."""
 
     name: str
     slot: int
@@ -31,7 +31,7 @@ class ScheduleRow(NamedTuple):
 
 
 class RevisionRow(NamedTuple):
-    """One definition and the time from which it counts."""
+    """One definition and the time from which it applies."""
 
     schedule: str
     revision: int
@@ -45,7 +45,7 @@ class OccurrenceRow(NamedTuple):
     schedule: str
     instant: int
     until: int | None
-    count: int  # type: ignore[assignment]  # The column is called so; nobody counts in tuples here.
+    count: int  # type: ignore[assignment]  # The name of the column; `tuple.count` is not used here.
     outcome: str
     decided_at: int
     revision: int
@@ -55,12 +55,12 @@ class OccurrenceRow(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The last instant of the record."""
+        """Return the last instant of the record."""
         return self.instant if self.until is None else self.until
 
 
 class JobRow(NamedTuple):
-    """What the checkers want to know of a job."""
+    """The columns of a job that the checkers use."""
 
     id: str
     tenant: str
@@ -130,7 +130,7 @@ class LeaseRow(NamedTuple):
 
 
 class EventRow(NamedTuple):
-    """A trace that nothing else would show."""
+    """An event that nothing else would show."""
 
     seq: int
     job_id: str | None
@@ -139,7 +139,7 @@ class EventRow(NamedTuple):
 
 
 class CounterRow(NamedTuple):
-    """A mark."""
+    """A counter."""
 
     name: str
     value: int
@@ -174,14 +174,14 @@ _TABLES: Final[dict[str, type[Row]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One row before and after; None where there was or is none."""
+    """One row before and after; None where it does not exist."""
 
     old: Row | None
     new: Row | None
 
 
 class Recorder:
-    """Runs transactions on one connection and hears of every row that they change."""
+    """Runs transactions on one connection and records every changed row."""
 
     def __init__(self, connection: SqliteConnection) -> None:
         self._connection = connection
@@ -190,13 +190,13 @@ class Recorder:
             self._listen(connection.raw, table, kind)
 
     def run(self, begin: Begin[T]) -> tuple[T, list[Change]]:
-        """Run a transaction; return its result and what it changed."""
+        """Run a transaction; return its result and its changes."""
         self._changes = []
         result = self._connection.run(begin)
         return result, self._changes
 
     def fetch(self, statement: StatementCall) -> tuple[Rows, list[Change]]:
-        """Run one call, committed by itself; return its rows and what it changed."""
+        """Run one call in its own transaction; return its rows and its changes."""
         self._changes = []
         rows = self._connection.fetch(statement)
         return rows, self._changes

@@ -1,4 +1,4 @@
-"""What a seed makes of the world: how many nodes, which settings, which schedules, how much goes wrong."""
+"""What a seed determines: the number of nodes, the settings, the schedules, the rate of faults."""
 
 import random
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from headway.core.settings import Settings
 from headway.core.triggers import After, At, Cron, Every, Trigger
 
 QUEUES: Final = ("default", "slow")
-CHILDREN: Final = "children"  # The queue of jobs that jobs enqueue.
-TASKS: Final = {"work": "loop", "heavy": "process", "rare": "loop"}  # And where they run.
+CHILDREN: Final = "children"  # The queue of child jobs.
+TASKS: Final = {"work": "loop", "heavy": "process", "rare": "loop"}  # The kind of slot of each task.
 
-# Moments a few minutes before something happens to local clocks, and an ordinary day.
+# A few minutes before DST changes, and an ordinary day.
 _STARTS: Final = tuple(
     parse_instant(text)
     for text in (
@@ -42,7 +42,7 @@ _INTERVALS: Final = (1, 2, 5, 7, 10, 20, 30, 60, 300)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mishaps:
-    """How likely each mishap is, per call of the store."""
+    """The probability of each fault, per call of the store."""
 
     before: float
     after: float
@@ -52,7 +52,7 @@ class Mishaps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One world."""
+    """The parameters of one simulated world."""
 
     seed: int
     start: Instant
@@ -67,7 +67,7 @@ class Scenario:
 
     @classmethod
     def of(cls, seed: int) -> "Scenario":
-        """Draw a world from a seed."""
+        """Draw the parameters from a seed."""
         chance = random.Random(f"scenario {seed}")
         settings = Settings(
             coordination_mode="lock" if chance.random() < 0.3 else "leader",
@@ -94,27 +94,27 @@ class Scenario:
 
     @property
     def lease_s(self) -> float:
-        """The length of a node's lease in seconds."""
+        """Return the length of a node's lease in seconds."""
         return self.settings.leader_lease / SECOND
 
     @property
     def job_lease_s(self) -> float:
-        """The length of a job's lease in seconds."""
+        """Return the length of a job's lease in seconds."""
         return self.settings.worker_lease / SECOND
 
     @property
     def poll_s(self) -> float:
-        """How often everybody looks, in seconds."""
+        """Return the poll interval in seconds."""
         return self.settings.poll / SECOND
 
     @property
     def shards(self) -> int:
-        """The number of shards that have a lease of their own."""
+        """Return the number of shards with a lease of their own."""
         return self.settings.scheduler_shards if self.settings.coordination_mode == "leader" else 0
 
 
 def draw_spec(chance: random.Random, now: Instant) -> ScheduleSpec:
-    """Draw a schedule that has something to decide within minutes."""
+    """Draw a schedule that has instants within minutes."""
     start = now + chance.randint(1, 60) * SECOND if chance.random() < 0.1 else None
     return ScheduleSpec(
         task=chance.choices(tuple(TASKS), (6, 3, 1))[0],

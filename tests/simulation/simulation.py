@@ -1,4 +1,4 @@
-"""One run: a world from a seed, minutes of trouble, a quiet tail in which everything has to come right."""
+"""One run: a world from a seed, minutes of faults, and a quiet phase in which everything has to recover."""
 
 import asyncio
 import hashlib
@@ -42,19 +42,19 @@ from tests.simulation.scenario import TASKS, Mishaps, Scenario
 from tests.simulation.virtual_loop import VirtualLoop, run_virtual
 
 LOG_LINES_MAX: Final = 4_000
-BURST: Final = 20  # Jobs at once, more than one worker has slots.
-TAKEOVER_S: Final = 5.0  # Promise L4: the lease and this long.
-RESCUE_S: Final = 10.0  # Promise L3: the job's lease and this long.
+BURST: Final = 20  # Jobs enqueued at once, more than one worker has slots.
+TAKEOVER_S: Final = 5.0  # Promise L4: the lease plus this time.
+RESCUE_S: Final = 10.0  # Promise L3: the job's lease plus this time.
 LOSS_WAIT_S: Final = 5.0
-DRAIN_S_MAX: Final = 120.0  # No made-up job takes as long.
-STOP_S: Final = 2.0  # Promise L7: the grace and this long.
-CALLS_PER_S_MAX: Final = 50.0  # Busy nodes come to half of that.
+DRAIN_S_MAX: Final = 120.0  # Longer than any simulated job.
+STOP_S: Final = 2.0  # Promise L7: the grace plus this time.
+CALLS_PER_S_MAX: Final = 50.0  # Busy nodes reach half of this.
 CALLS_WINDOW_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sabotage:
-    """A deliberately broken copy: what to write instead of parts of the schema and of statements."""
+    """A deliberately broken copy: replacements for parts of the schema and of statements."""
 
     schema: Mapping[str, str] = field(default_factory=dict)
     statements: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Sabotage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What one seed came to."""
+    """The result of one seed."""
 
     seed: int
     problem: str | None
@@ -123,17 +123,17 @@ def _digest(connection: SqliteConnection) -> str:
 
 
 class _WakeUps:
-    """One subscription; what it hears may be late or lost."""
+    """One subscription; its notifications may be late or lost."""
 
     def __init__(self, mode: str, close: Callable[[], None]) -> None:
         self.mode = mode
         self._close = close
 
     async def check(self) -> None:
-        """Everything that can go wrong with wake-ups goes wrong elsewhere."""
+        """Do nothing: faults of wake-ups are injected elsewhere."""
 
     async def close(self) -> None:
-        """Hear no more."""
+        """Unsubscribe."""
         self._close()
 
 
@@ -167,14 +167,14 @@ class Simulation:
             has=self._has,
         )
 
-    # What actors see.
+    # The interface for actors.
 
     def store_now(self) -> Instant:
         """Return the store's time."""
         return self.scenario.start + round(self._loop.time() * SECOND)
 
     def chance(self, whose: str) -> random.Random:
-        """Return randomness that depends on the seed and the name alone."""
+        """Return a random generator that depends only on the seed and the name."""
         return random.Random(f"{self.scenario.seed} {whose}")
 
     def _beat_at(self, node: str) -> Instant:
@@ -182,7 +182,7 @@ class Simulation:
         return rows[0][0] if rows else 0
 
     def _has(self, node: str, job_id: str) -> bool:
-        """Say whether a worker runs a job, or is about to."""
+        """Return whether a worker runs a job, or is about to."""
         return any(
             worker.child_pool.has(job_id)
             for worker in self._workers
@@ -190,13 +190,13 @@ class Simulation:
         )
 
     def saw(self, what: str) -> None:
-        """Count something."""
+        """Count an event."""
         if what == "claim unheard":
             self._unheard_at = self._loop.time()
         self.checker.seen[what] += 1
 
     def log(self, actor: str, *what: object) -> None:
-        """Keep a line for whoever replays this seed."""
+        """Keep a line for the replay of this seed."""
         if not self._verbose:
             return
         at = isoformat(self.store_now())[11:23]
@@ -209,13 +209,13 @@ class Simulation:
             self._failed.set_exception(problem)
 
     def commit(self, actor: str, begin: Begin[T]) -> T:
-        """Run a transaction, look at what it did, and tell the others."""
+        """Run a transaction, check its changes, and notify the others."""
         result, changes = self._recorder.run(begin)
         self._look(actor, changes)
         return result
 
     def fetch(self, actor: str, statement: StatementCall) -> Rows:
-        """Run one call, look at what it did, and tell the others."""
+        """Run one call, check its changes, and notify the others."""
         rows, changes = self._recorder.fetch(statement)
         self._look(actor, changes)
         return rows
@@ -234,20 +234,20 @@ class Simulation:
             self._wake_the_robbed(changes)
 
     def ask_node(self, node_id: str, what: str) -> bool:
-        """Ask something of a node, in the store; False when it is not there."""
+        """Send a request to a node through the store; False if the node is not registered."""
         return bool(self.fetch("operator", call("ask_node", id=node_id, asked=what)))
 
-    # What child pools tell.
+    # Notifications of child pools.
 
     def begins(self, claimed: Claimed) -> None:
-        """No code begins under a lease that has run out."""
+        """Check that no code begins with an expired lease."""
         job = self.checker.jobs.get(claimed.job_id)
         holds = job is not None and (job.status, job.attempt) == ("RUNNING", claimed.attempt)
         if not holds or job is None or (job.lease_until or 0) <= self.store_now():
             self.fail(Violation(f"S3: the code of a stale attempt begins: {claimed} {job}"))
 
     def repeats_step(self, claimed: Claimed, name: str) -> None:
-        """A step that an earlier attempt has finished is not done again."""
+        """Check that a step finished by an earlier attempt is not repeated."""
         if (claimed.job_id, name) in self.checker.steps and self._runs(claimed):
             self.fail(Violation(f"a finished step is repeated: {name} {claimed}"))
 
@@ -256,7 +256,7 @@ class Simulation:
         return job is not None and (job.status, job.attempt) == ("RUNNING", claimed.attempt)
 
     def _look_at_code(self, changes: list[Change]) -> None:
-        """When an attempt begins, no worker that is awake still runs the code of the one before."""
+        """Check that no awake worker still runs the code of an earlier attempt when a new one begins."""
         for change in changes:
             match change.old, change.new:
                 case JobRow(status="PENDING"), JobRow(status="RUNNING") as job:
@@ -265,17 +265,17 @@ class Simulation:
                         if runs and runs < job.attempt and worker.is_awake:
                             self.fail(Violation(f"S3: the code of attempt {runs} still runs: {job}"))
                         if self._stops_at_claim and worker.process is not None and worker.process.id == job.node:
-                            self._loop.call_soon(worker.stop)  # It has not heard yet that it has the job.
+                            self._loop.call_soon(worker.stop)  # It has not received the response to its claim yet.
 
     async def listen(self, actor: str, hear: Callable[[str], None]) -> _WakeUps:
-        """Hear of others' commits."""
+        """Subscribe to commits of other processes."""
         mode = self.scenario.wake_ups
         if mode != "poll":
             self._listeners[actor] = hear
         return _WakeUps(mode, lambda: self._listeners.pop(actor, None) and None)
 
     def _wake_the_robbed(self, changes: list[Change]) -> None:
-        """Let a frozen node wake up at the worst moment: when its lease was taken, and nothing done with it yet."""
+        """Thaw a frozen node at the worst moment: its lease was taken over, and not used yet."""
         for change in changes:
             match change.old, change.new:
                 case LeaseRow() as old, LeaseRow() as new if old.holder != new.holder and self._chance.random() < 0.5:
@@ -286,7 +286,7 @@ class Simulation:
     # The run.
 
     async def run(self) -> None:
-        """Trouble first, then peace."""
+        """Run the faults first, then the quiet phase."""
         self._failed = self._loop.create_future()
         story = self._loop.create_task(self._story())
         await asyncio.wait({story, self._failed}, return_when=asyncio.FIRST_COMPLETED)
@@ -298,7 +298,7 @@ class Simulation:
     async def _story(self) -> None:
         operator = self._operator = OperatorActor(self)
         await operator.set_up()
-        self.mishaps = self.scenario.mishaps  # Before anybody is born who could have one.
+        self.mishaps = self.scenario.mishaps  # Before any actor exists that could have one.
         self._nodes = [NodeActor(self, index) for index in range(self.scenario.nodes)]
         self._workers = [WorkerActor(self, index) for index in range(self.scenario.workers)]
         loop = self._loop
@@ -365,7 +365,7 @@ class Simulation:
             self.saw("outage")
 
     def _cut_off(self, actor: NodeActor) -> None:
-        """Let one process reach nobody for a while."""
+        """Disconnect one process from the store for a while."""
         process = actor.process
         if process is not None:
             self.saw("cut off")
@@ -387,7 +387,7 @@ class Simulation:
             self._chance.choice(leaders).crash(again_after_s=self._chance.uniform(0.1, 3) * lease_s)
 
     async def _peace(self) -> None:
-        """Stop all trouble; from here on the liveness promises count."""
+        """End all faults; from here on the liveness promises apply."""
         self.log("simulation", "peace")
         self.mishaps = NO_MISHAPS
         self._set_down(False)
@@ -409,7 +409,7 @@ class Simulation:
         await self._stop_all()
 
     async def _man_the_workers(self) -> None:
-        """Have the first worker, who knows every task, and whoever else stays."""
+        """Start the first worker, which knows every task, and keep the others that run."""
         until = self._loop.time() + DRAIN_S_MAX
         while self._workers[0].is_alive and not self._workers[0].stays:
             if self._loop.time() > until:
@@ -418,7 +418,7 @@ class Simulation:
         self._workers[0].start()
 
     def _kill_a_worker(self) -> tuple[list[JobRow], bool]:
-        """Let a worker die; return what it had, and whether nobody keeps house now."""
+        """Kill a worker; return its jobs, and whether the housekeeping role is free now."""
         others = [worker for worker in self._workers[1:] if worker.stays]
         if not others:
             return [], False
@@ -429,9 +429,9 @@ class Simulation:
         return held, not any(HOUSEKEEPING in roles for roles in self._holds().values())
 
     async def _see_a_rescue(self, left: tuple[list[JobRow], bool]) -> None:
-        """All that a dead worker had is run again in time."""
+        """Check that all jobs of a dead worker run again in time."""
         held, is_untidy = left
-        # The promise is for a poll of a second: expiring, promoting and claiming each wait for one where nobody calls.
+        # The promise assumes a poll of one second: expiry, promotion and claim each wait for one without a wake-up.
         budget_s = max(RESCUE_S, LOSS_WAIT_S + 3 * self.scenario.poll_s + 1.0)
         if is_untidy:
             budget_s += self.scenario.lease_s + TAKEOVER_S
@@ -441,12 +441,12 @@ class Simulation:
             if now is None or now.status in FINAL or now.parked or now.attempt > job.attempt:
                 self.saw("rescued from a dead worker")
             elif now.company is not None:
-                self.saw("suspect waits")  # For its turn.
+                self.saw("suspect waits")  # It waits for its turn.
             elif now.status != "PENDING" or await self._is_ignored(now):
                 raise Violation(f"L3: not restarted in time: {job} is {now}")
 
     async def _is_ignored(self, job: JobRow) -> bool:
-        """Say whether a job waits although there is room all the time; room that just came free is for the next one."""
+        """Return whether a job waits despite room for it; a slot that just became free is for the next job."""
         until = self._loop.time() + self.scenario.poll_s + 1.0
         while self._has_room(job) and self.checker.jobs.get(job.id) == job:
             if self._loop.time() > until:
@@ -488,7 +488,7 @@ class Simulation:
             await asyncio.sleep(1.0)
 
     def _orphans(self, before: Counter[tuple[str, int]]) -> Counter[tuple[str, int]]:
-        """A worker that lives has every job that the store says it has, or is about to write its end."""
+        """Check that a live worker has every job that the store assigns to it, or is about to write its end."""
         found: Counter[tuple[str, int]] = Counter()
         for worker in self._workers:
             if worker.stays and worker.process is not None and worker.child_pool is not None:
@@ -500,7 +500,7 @@ class Simulation:
         return found
 
     def _ignored(self, before: Counter[str]) -> Counter[str]:
-        """A ready job is not left lying while there is room for it."""
+        """Check that a ready job is started while there is room for it."""
         ready = [
             job
             for job in self.checker.jobs.values()
@@ -513,13 +513,13 @@ class Simulation:
         return found
 
     async def _watch_slots(self) -> None:
-        """A job that could begin and a free slot that knows of it do not coexist for more than a second.
+        """Check that a job that could begin and a free slot that knows of it do not coexist for more than a second.
 
         It makes no difference whether the store still has the job, or a worker holds it without beginning it. A worker
         that missed the wake-up learns of the job by its next poll.
         """
         since: dict[str, float] = {}
-        await asyncio.sleep(self.scenario.lease_s + TAKEOVER_S)  # Until all have recovered from what was.
+        await asyncio.sleep(self.scenario.lease_s + TAKEOVER_S)  # Until all have recovered from the faults.
         assert self._operator is not None
         await self._operator.enqueue_some(BURST)
         while True:
@@ -571,7 +571,7 @@ class Simulation:
             raise Violation(f"a clean stop left leases behind: {held}")
 
     async def _watch_calls(self) -> None:
-        """A loop that asks the store again and again is a fault of its own."""
+        """Check that no loop calls the store too often."""
         while True:
             self._calls.clear()
             await asyncio.sleep(CALLS_WINDOW_S)
@@ -579,14 +579,14 @@ class Simulation:
                 if calls > CALLS_PER_S_MAX * CALLS_WINDOW_S:
                     raise Violation(f"bounded load: {actor} called the store {calls} times in {CALLS_WINDOW_S} s")
 
-    # Watching and telling.
+    # Events and logs.
 
     def _holds(self) -> dict[str, dict[str, int]]:
         actors = (*self._nodes, *self._workers)
         return {actor.process.id: actor.holds() for actor in actors if actor.process is not None}
 
     def hear(self, event: EngineEvent) -> None:
-        """Count what the engine says of itself."""
+        """Count the events of the engine."""
         match event:
             case DecisionRefused() if "no longer ours" in event.reason:
                 self.saw("stale token refused")
@@ -674,14 +674,14 @@ def _brief(event: EngineEvent) -> str:
 
 
 class Audit:
-    """The ledger against the definitions: every instant is enumerated, one by one, and must have its record."""
+    """The ledger against the definitions: every instant is enumerated, and must have its record."""
 
     def __init__(self, connection: SqliteConnection, checker: Checker) -> None:
         self._raw = connection.raw
         self._checker = checker
 
     def check(self, complete: bool) -> None:
-        """Compare what is recorded with what is expected."""
+        """Compare the recorded with the expected instants."""
         if not complete:
             return  # Old records were pruned; the checkers saw each of them when it was written.
         records = defaultdict(list)

@@ -1,6 +1,7 @@
-"""A small stage for unit tests of the loops: the real store in memory, on virtual time, with a driver that obeys.
+"""A small environment for unit tests of the loops: the real store in memory, in virtual time, with a controllable
+driver.
 
-Nothing here is random. A test says what goes wrong and when, and looks at what the loop makes of it.
+Nothing here is random. A test sets what fails and when, and checks how the loop reacts.
 """
 
 import asyncio
@@ -24,30 +25,30 @@ START: Final = parse_instant("2027-06-16T09:00:00Z")
 
 @cache
 def migrated() -> sqlite3.Connection:
-    """Return an empty database with our schema. To copy it takes a tenth of what it takes to make another one."""
+    """Return an empty database with the schema. Copying it takes a tenth of the time of a migration."""
     connection = SqliteConnection(":memory:", now=lambda: START)
     steps = migrate(InlineSqliteDriver(connection))
     try:
-        steps.send(None)  # A driver without a thread never waits, so there is no need for a loop.
+        steps.send(None)  # A driver without a thread never waits, so it needs no event loop.
     except StopIteration:
         return connection.raw
     raise AssertionError("the migration waits for something")
 
 
 class ObedientDriver(InlineSqliteDriver):
-    """Runs transactions at once, unless it is told otherwise."""
+    """Runs transactions at once, unless the test sets a fault."""
 
     def __init__(self, connection: SqliteConnection) -> None:
         super().__init__(connection)
         self.is_down = False
-        self.refuses: HeadwayError | None = None  # What whoever writes is told.
+        self.refuses: HeadwayError | None = None  # The error that writers get.
         self.asking_s = 0.0
         self.answering_s = 0.0
         self.loses_answer = 0  # 1: the next one, 2: the one after it.
         self.calls = 0
 
     async def run(self, begin: Begin[T]) -> T:
-        """Run a transaction, or fail as told."""
+        """Run a transaction, or fail as set."""
         self.calls += 1
         if self.asking_s:
             await asyncio.sleep(self.asking_s)
@@ -61,11 +62,11 @@ class ObedientDriver(InlineSqliteDriver):
         if self.loses_answer:
             self.loses_answer -= 1
             if not self.loses_answer:
-                raise StoreUnavailable("the answer was lost")
+                raise StoreUnavailable("the response was lost")
         return result
 
     async def fetch(self, statement: StatementCall) -> Rows:
-        """Run one call as a transaction of its own."""
+        """Run one call in its own transaction."""
         return await self.run(lambda: one(statement))
 
 
@@ -80,7 +81,7 @@ class Seat:
 
 
 class Stage:
-    """One store and the events of everybody who uses it."""
+    """One store, and the events of all processes that use it."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -106,7 +107,7 @@ class Stage:
         return START + round(asyncio.get_running_loop().time() * SECOND)
 
     def sql(self, text: str, *parameters: object) -> list[Any]:
-        """Look at the tables, or break them."""
+        """Read the tables, or damage them."""
         return self._connection.raw.execute(text, parameters).fetchall()
 
     def said(self, kind: type[EngineEvent]) -> list[Any]:
@@ -115,7 +116,7 @@ class Stage:
 
 
 async def until(holds: Callable[[], object], *, within_s: float, step_s: float = 0.05) -> float:
-    """Wait until something holds; return how long it took. Fails when it takes too long."""
+    """Wait until a condition holds; return how long it took. Fail if it takes too long."""
     began = asyncio.get_running_loop().time()
     while not holds():
         waited = asyncio.get_running_loop().time() - began

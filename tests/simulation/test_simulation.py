@@ -1,4 +1,4 @@
-"""Some seeds with every test run, and the proof that the checkers are not blind."""
+"""Run some seeds with every test run, and prove that the checkers detect broken copies."""
 
 import os
 import subprocess
@@ -34,8 +34,8 @@ from tests.support.waiting import DEADLINE_S
 
 ROOT: Final = Path(__file__).parents[2]
 FIXED: Final = range(16)
-FRESH_S_MAX: Final = 6.0  # Of new seeds, as many as the machine can do in this time.
-CAUGHT_WITHIN: Final = 12  # Seeds until a sabotage must have been noticed.
+FRESH_S_MAX: Final = 6.0  # Of new seeds, as many as the machine can run in this time.
+CAUGHT_WITHIN: Final = 12  # The number of seeds within which a sabotage must be detected.
 OFTEN_FROZEN: Final = Mishaps(before=0.0, after=0.0, freeze=0.01, crash=0.0)
 OFTEN_UNHEARD: Final = Mishaps(before=0.0, after=0.05, freeze=0.003, crash=0.0)
 OFTEN_KILLED: Final = Mishaps(before=0.0, after=0.0, freeze=0.0, crash=0.01)
@@ -43,7 +43,7 @@ OFTEN_UNREACHABLE: Final = Mishaps(before=0.06, after=0.02, freeze=0.0, crash=0.
 
 
 def explain(result: Result) -> str:
-    """Say what is wrong and how to see it again."""
+    """Describe a failure and how to replay it."""
     return f"seed {result.seed}: {result.problem}\nreplay: make sim SEED={result.seed}"
 
 
@@ -76,7 +76,7 @@ def test_fresh_seeds_keep_every_promise() -> None:
             break
 
 
-def test_a_seed_is_one_history() -> None:
+def test_seed_determines_the_history() -> None:
     first, second = simulate(7), simulate(7, verbose=True)
     assert first.digest == second.digest
     assert first.seen == second.seen
@@ -84,7 +84,7 @@ def test_a_seed_is_one_history() -> None:
     assert simulate(8).digest != first.digest
 
 
-def test_a_seed_is_one_history_in_every_process() -> None:
+def test_seed_determines_the_history_in_every_process() -> None:
     code = "from tests.simulation.simulation import simulate; print(simulate(7).digest)"
     environ = {**os.environ, "PYTHONHASHSEED": "12345"}
     said = subprocess.run(
@@ -99,16 +99,16 @@ def test_a_seed_is_one_history_in_every_process() -> None:
     assert said.stdout.strip() == simulate(7).digest
 
 
-def test_a_campaign_that_saw_too_little_fails() -> None:
+def test_campaign_that_saw_too_little_fails() -> None:
     assert missing(Counter()) == list(MUST_SEE)
     assert missing(Counter(dict.fromkeys(MUST_SEE[1:], 1))) == [MUST_SEE[0]]
 
 
-# The broken copies. Each lacks one wall; the checkers must see what comes through.
+# The broken copies. Each lacks one safeguard; the checkers must detect the effects.
 
 
 @pytest.mark.parametrize("mishaps", [OFTEN_FROZEN, OFTEN_UNHEARD, OFTEN_UNREACHABLE])
-def test_the_whole_copy_keeps_every_promise_where_the_broken_ones_do_not(mishaps: Mishaps) -> None:
+def test_intact_copy_keeps_every_promise_with_the_seeds_of_the_broken_ones(mishaps: Mishaps) -> None:
     for seed in range(3):
         result = simulate(seed, mishaps=mishaps)
         assert result.problem is None, result.problem
@@ -121,14 +121,14 @@ def caught(
     first: int = 0,
     within: int = CAUGHT_WITHIN,
 ) -> Iterator[str]:
-    """Yield what the checkers say to a broken copy, seed by seed."""
+    """Yield what the checkers find in a broken copy, seed by seed."""
     for seed in range(first, first + within):
         problem = simulate(seed, sabotage=sabotage, mishaps=mishaps).problem
         if problem is not None:
             yield problem
 
 
-def test_a_missing_unique_key_is_caught() -> None:
+def test_missing_unique_key_is_caught() -> None:
     broken = Sabotage(
         schema={
             "job_id     text,\n  primary key (schedule, instant)\n": "job_id     text\n",
@@ -139,18 +139,18 @@ def test_a_missing_unique_key_is_caught() -> None:
     assert "S1: decided twice" in problem or "version" in problem, problem
 
 
-def test_a_missing_fence_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_fence_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_fence(fence: Fence) -> Transaction[None]:
         return
         yield
 
     monkeypatch.setattr(headway.store.ledger, "_check_fence", no_fence)
-    # The version of the schedule still refuses most of it: this is the wall behind the fence.
+    # The version of the schedule still rejects most of it: this is the safeguard behind the fence.
     problem = next(caught(), "")
     assert "fencing" in problem, problem
 
 
-def test_trust_without_end_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_trust_in_leases_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def held(self: Elector) -> dict[str, Lease]:
         return {role: term.lease for role, term in self._terms.items()}
 
@@ -159,19 +159,19 @@ def test_trust_without_end_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "nobody trusts a lease that is not held" in problem, problem
 
 
-def test_an_early_decision_is_caught() -> None:
+def test_early_decision_is_caught() -> None:
     broken = Sabotage(statements={"due": ("headway_now()", "(headway_now() + 2000000)")})
     problem = next(caught(broken), "")
     assert "S11" in problem, problem
 
 
-def test_a_decision_without_its_job_is_caught() -> None:
+def test_decision_without_its_job_is_caught() -> None:
     broken = Sabotage(statements={"enqueue": ("where true", "where r.occurrence_at is null")})
     problem = next(caught(broken), "")
     assert "S1: fired without a job" in problem, problem
 
 
-def test_a_second_live_job_is_caught() -> None:
+def test_second_live_job_is_caught() -> None:
     broken = Sabotage(
         schema={"create unique index headway_jobs_exclusive": "create index headway_jobs_exclusive"},
         statements={"live_jobs": ("j.finished_at is null", "j.finished_at is null and j.status <> 'RUNNING'")},
@@ -183,7 +183,7 @@ def test_a_second_live_job_is_caught() -> None:
 FENCE: Final = "and headway_jobs.attempt = r.job_attempt and headway_jobs.status || '' = 'RUNNING'"
 
 
-def test_an_unfenced_settlement_is_caught() -> None:
+def test_unfenced_settlement_is_caught() -> None:
     broken = Sabotage(
         schema={"error      text,\n  primary key (job_id, attempt)\n": "error      text\n"},
         statements={"settle": (FENCE, "")},
@@ -192,13 +192,13 @@ def test_an_unfenced_settlement_is_caught() -> None:
     assert "S3" in problem or "S4" in problem or "S12" in problem, problem
 
 
-def test_an_unfenced_completion_is_caught() -> None:
+def test_unfenced_completion_is_caught() -> None:
     broken = Sabotage(statements={"settle_completed": (FENCE, "")})
     problem = next(caught(broken, OFTEN_UNHEARD), "")
     assert "S3" in problem or "S4" in problem, problem
 
 
-def test_an_unfenced_report_is_caught() -> None:
+def test_unfenced_report_is_caught() -> None:
     broken = Sabotage(statements={"report": (FENCE, "")})
     problem = next(caught(broken, within=3 * CAUGHT_WITHIN), "")
     assert "S3" in problem or "S4" in problem, problem
@@ -215,18 +215,18 @@ def test_endless_trust_in_job_leases_is_caught(monkeypatch: pytest.MonkeyPatch) 
         return 0.2
 
     monkeypatch.setattr(LeaseWatchdog, "tick", watch)
-    # A store that is away for longer than a lease, and comes back in time for somebody else, is rare.
+    # A store outage longer than a lease that ends in time for another worker is rare.
     problem = next(caught(mishaps=OFTEN_UNREACHABLE, within=3 * CAUGHT_WITHIN), "")
     assert "S3: the code of" in problem, problem
 
 
-def test_code_that_begins_too_late_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_after_the_lease_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Claimer, "_trusted", lambda self, jobs: list(jobs))
     problem = next(caught(), "")
     assert "S3: the code of a stale attempt begins" in problem, problem
 
 
-def test_an_outcome_lost_with_its_answer_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcome_lost_with_its_response_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     settle = Settler.tick
 
     async def forgetful(self: Settler) -> float:
@@ -240,7 +240,7 @@ def test_an_outcome_lost_with_its_answer_is_caught(monkeypatch: pytest.MonkeyPat
     assert any("L3: nobody runs it" in problem for problem in caught(mishaps=OFTEN_UNREACHABLE))
 
 
-def test_a_rescue_by_age_is_caught() -> None:
+def test_rescue_by_age_is_caught() -> None:
     broken = Sabotage(
         statements={
             "any_expired": ("lease_until < headway_now()", "started_at < headway_now() - 6000000"),
@@ -251,13 +251,13 @@ def test_a_rescue_by_age_is_caught() -> None:
     assert "L3: a live job was rescued" in problem, problem
 
 
-def test_nobody_rescues_is_caught() -> None:
+def test_missing_rescue_is_caught() -> None:
     broken = Sabotage(statements={"any_expired": ("lease_until < headway_now()", "false")})
     problem = next(caught(broken), "")
     assert "L3: not" in problem, problem
 
 
-def test_a_hand_back_that_costs_an_attempt_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_release_that_counts_as_a_failure_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def settle(attempt: Attempt, outcome: AttemptOutcome, spread: float) -> Settlement:
         settlement = lifecycle.settle(attempt, outcome, spread)
         if isinstance(outcome, Released):
@@ -269,7 +269,7 @@ def test_a_hand_back_that_costs_an_attempt_is_caught(monkeypatch: pytest.MonkeyP
     assert "L7: what counts as a failure" in problem, problem
 
 
-def test_a_stop_that_forgets_what_is_being_claimed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_that_loses_a_claim_in_flight_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     async def claim(self: Claimer) -> float:
         if not self._held.child_pool.tasks or self._held.draining is not None:
             return 1.0
@@ -280,30 +280,30 @@ def test_a_stop_that_forgets_what_is_being_claimed_is_caught(monkeypatch: pytest
     assert "L7: a clean stop left jobs behind" in problem, problem
 
 
-def test_a_worker_that_hoards_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hoarding_worker_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         prefetch.PrefetchEstimator, "fits", lambda self, tasks, width, load: 1_000_000
-    )  # All are taken,
+    )  # All jobs are claimed,
     monkeypatch.setattr(prefetch.PrefetchEstimator, "prefetch_for", lambda self, width: 1_000)
-    monkeypatch.setattr(stopper, "WAIT_S_MAX", 1_000.0)  # and nothing that waits is handed back.
-    crowded = [seed for seed in range(500) if Scenario.of(seed).workers > 2]  # One of them dies in peace.
+    monkeypatch.setattr(stopper, "WAIT_S_MAX", 1_000.0)  # and waiting ones are not released.
+    crowded = [seed for seed in range(500) if Scenario.of(seed).workers > 2]  # A worker dies in the quiet phase.
     problem = next(filter(None, (simulate(seed).problem for seed in crowded[:CAUGHT_WITHIN])), "")
     assert "L2: it has not begun although there is a free slot" in problem, problem
 
 
-def test_a_repeated_step_is_caught() -> None:
+def test_repeated_step_is_caught() -> None:
     broken = Sabotage(statements={"steps": ("where job_id in", "where 1 = 0 and job_id in")})
     problem = next(caught(broken), "")
     assert "a finished step is repeated" in problem, problem
 
 
-def test_a_lost_instant_is_caught() -> None:
+def test_lost_instant_is_caught() -> None:
     broken = Sabotage(statements={"record": ("where true", "where r.outcome <> 'coalesced'")})
     problem = next(caught(broken), "")
     assert "S1: passed over" in problem or "S1: not the next instant" in problem, problem
 
 
-def test_blaming_who_ran_beside_the_culprit_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_charging_jobs_beside_the_culprit_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def settle(attempt: Attempt, outcome: AttemptOutcome, spread: float) -> Settlement:
         if isinstance(outcome, LeaseExpired):
             outcome = msgspec.structs.replace(outcome, beside=0)
@@ -314,15 +314,15 @@ def test_blaming_who_ran_beside_the_culprit_is_caught(monkeypatch: pytest.Monkey
     assert any("L6: given up, though others ran beside it" in problem for problem in problems)
 
 
-def test_suspects_that_run_together_are_caught() -> None:
+def test_too_many_concurrent_suspects_are_caught() -> None:
     broken = Sabotage(statements={"claim": ("and company is null", "")})
     problem = next(caught(broken, within=3 * CAUGHT_WITHIN), "")
     assert "L6: " in problem, problem
 
 
-def test_a_claim_that_is_forgotten_with_its_answer_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claim_lost_with_its_response_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     async def forget(self: Claimer) -> None:
-        """Wait for the lease to run out."""
+        """Wait for the lease to expire."""
 
     monkeypatch.setattr(Claimer, "hand_back_unknown", forget)
     problems = {problem.partition(":")[2][:30] for problem in caught(within=CAUGHT_WITHIN)}

@@ -1,4 +1,4 @@
-"""Coroutines in virtual time, on the loop that users' tests have."""
+"""Coroutines in virtual time, on the loop of headway.testing."""
 
 from collections.abc import Callable, Coroutine
 from functools import wraps
@@ -22,7 +22,7 @@ def run_virtual(main: Coroutine[Any, Any, T], loop: VirtualLoop | None = None) -
 
 
 def virtual(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """Make a test that is written as a coroutine run in virtual time."""
+    """Run an async test in virtual time."""
 
     @wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:

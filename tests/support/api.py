@@ -1,4 +1,4 @@
-"""A real API process on a free loopback port, and what is needed to talk to it."""
+"""A real API process on a free loopback port, and clients for it."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ ANSWER_S_MAX = 120.0
 
 @dataclass
 class ApiProcess:
-    """One `headway api`."""
+    """One `headway api` process."""
 
     url: str
     process: subprocess.Popen[str]
@@ -38,16 +38,16 @@ class ApiProcess:
 
     def _client_options(self, token: str | None) -> dict[str, Any]:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        # Without verify=False each client would read all certificates of the system, for plain HTTP.
+        # Without verify=False each client would load all certificates of the system, for plain HTTP.
         return {"base_url": self.url, "headers": headers, "timeout": ANSWER_S_MAX, "trust_env": False, "verify": False}
 
     def kill(self) -> None:
-        """End it like a power cut."""
+        """Kill it, like a power cut."""
         self.process.kill()
         self.process.wait(END_S_MAX)
 
     def stop(self) -> int:
-        """End it in good order; return its exit code."""
+        """Stop it cleanly; return its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(END_S_MAX)
 
@@ -56,7 +56,7 @@ class ApiProcess:
 def api_process(
     store: str, *arguments: str, port: int = 0, env: dict[str, str] | None = None, role: str = "api"
 ) -> Iterator[ApiProcess]:
-    """Run `headway api`, or another command that serves it, on a store until the block ends."""
+    """Run `headway api`, or another command that serves the API, on a store until the block ends."""
     command = [sys.executable, "-m", "headway", role, "--store", store, "--port", str(port), *arguments]
     written = evidence.log_file(f"standard output of headway {role}", shared=True)
     with written.open("wb") as output:

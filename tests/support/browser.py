@@ -1,4 +1,4 @@
-"""A real browser on the real pages, which tells of every script that was refused and every error that a page made."""
+"""A real browser on the real pages, which records every blocked script and every error of a page."""
 
 import contextlib
 import re
@@ -17,9 +17,9 @@ ROOT = Path(__file__).parents[2]
 BUILT = ROOT / "src" / "headway" / "server" / "static" / "dashboard" / "index.html"
 AXE = ROOT / "dashboard" / "node_modules" / "axe-core" / "axe.min.js"
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-# A safety net; how soon something is seen is measured in `bench`.
+# A timeout against hanging; `bench` measures latency.
 PATIENCE_MS = 60_000
-# Before anything of the page: what the policy refuses, and what a hostile text would do if it were let.
+# Injected before the page: records CSP violations, and what a hostile text would execute.
 LISTENER = """
 window.__refused = [];
 window.__ran = [];
@@ -29,7 +29,7 @@ document.addEventListener("securitypolicyviolation", (event) =>
 
 
 def find_browser() -> str:
-    """Return the program of a browser."""
+    """Return the path of a browser."""
     for name in PROGRAMS:
         if found := shutil.which(name):
             return found
@@ -37,20 +37,20 @@ def find_browser() -> str:
 
 
 def require_build() -> None:
-    """Tell where the pages were not built."""
+    """Raise if the pages are not built."""
     if not BUILT.exists():
         raise ServerMissing("the dashboard (make dashboard builds it)")
 
 
 def launch(playwright: Playwright) -> Browser:
-    """Start a browser without a window."""
+    """Start a headless browser."""
     expect.set_options(timeout=PATIENCE_MS)
     return playwright.chromium.launch(executable_path=find_browser(), args=["--disable-dev-shm-usage"])
 
 
 @dataclass
 class Visit:
-    """One person in front of one page."""
+    """One user on one page."""
 
     context: BrowserContext
     page: Page
@@ -60,30 +60,30 @@ class Visit:
     said: list[str] = field(default_factory=list)
 
     def open(self, path: str = "") -> Page:
-        """Go to a page by its address below `#/`; the same address again is read anew."""
+        """Open a page by its path below `#/`; the same path again reloads it."""
         self.page.goto(f"{self.url}/#/{path}")
         return self.page
 
     def slow_down(self, times: int) -> None:
-        """Let whatever the page does take so many times as long."""
+        """Throttle the CPU of the page by this factor."""
         self.context.new_cdp_session(self.page).send("Emulation.setCPUThrottlingRate", {"rate": times})
 
     def hear(self, said: ConsoleMessage) -> None:
-        """Keep what the console says, and what it calls an error."""
+        """Record the console output and its errors."""
         self.said.append(f"console: {said.type}: {said.text}")
         if said.type == "error":
             self.problems.append(f"console: {said.text}")
 
     def miss(self, asked: Request) -> None:
-        """Keep what was not answered."""
+        """Record a failed request."""
         self.said.append(f"{asked.method} {asked.url}: {asked.failure}")
 
     def refused(self) -> list[str]:
-        """Return what the policy of the page had to refuse, and what ran although it must not."""
+        """Return what the policy of the page blocked, and what ran although it must not."""
         return list(self.page.evaluate("[...window.__refused, ...window.__ran]"))
 
     def check(self) -> None:
-        """Fail where anything went wrong that nobody sees."""
+        """Fail if anything went wrong that is not visible."""
         assert self.refused() == []
         found = [text for text in self.problems if not any(re.search(known, text) for known in self.expects)]
         assert found == []
@@ -91,7 +91,7 @@ class Visit:
 
 @contextlib.contextmanager
 def visiting(browser: Browser, url: str, **options: Any) -> Iterator[Visit]:
-    """Open a browser of its own for somebody: no cookies, nothing kept. At the end nothing must have gone wrong."""
+    """Open a separate browser context: no cookies, no storage. Check at the end that nothing went wrong."""
     given = {"viewport": {"width": 1280, "height": 720}, "locale": "en-GB", "timezone_id": "Europe/Berlin", **options}
     context = browser.new_context(**given)
     context.add_init_script(LISTENER)

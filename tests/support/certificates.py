@@ -1,4 +1,4 @@
-"""A certificate for a private server on the loopback interface, which is its own authority."""
+"""A self-signed certificate for a private server on the loopback interface."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from tests.support.server import Server
 
 
 def make_certificate(server: Server) -> tuple[Path, Path]:
-    """Make a certificate and its key in the server's folder. Clients may show it too, to those who ask for one."""
+    """Create a certificate and its key in the server's folder. Clients may present it as well."""
     certificate, key = server.folder / "cert.pem", server.folder / "key.pem"
     server.run(
         *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),

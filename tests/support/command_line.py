@@ -1,4 +1,4 @@
-"""The command line as a user calls it, in this process, with what it writes."""
+"""The command line as a user calls it, run in this process with captured output."""
 
 import json
 import sqlite3
@@ -18,9 +18,9 @@ from tests.support.waiting import wait_until
 
 
 def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let commands in this process take a machine for healthy that is slow.
+    """Make commands in this process tolerate a slow machine.
 
-    A node that a test has made beats once. It is alive for an hour, not for ten seconds.
+    A node that a test creates beats once. It is alive for an hour, not for ten seconds.
     """
     monkeypatch.setattr(around, "ALIVE_WITHIN", HOUR)
     monkeypatch.setattr(doctor, "SKEW_S_MAX", 3_600.0)
@@ -48,7 +48,7 @@ class Result:
 
 
 class Cli:
-    """Calls commands and captures what they write."""
+    """Runs commands and captures their output."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
         self._capsys = capsys
@@ -60,11 +60,11 @@ class Cli:
         return Result(code, captured.out, captured.err)
 
     def await_words(self, words: str) -> None:
-        """Wait in another thread until the command that runs has written this."""
+        """Wait in another thread until the running command has printed this."""
         captures: Any = sys.stdout
         wait_until(lambda: words in captures.getvalue(), f"the command to write {words!r}")
 
     def sql(self, statement: str, *parameters: object) -> list[Any]:
-        """Look into the store, or break it, behind Headway's back."""
+        """Read the store, or damage it, without Headway."""
         with sqlite3.connect(self.folder / "headway.db") as connection:
             return connection.execute(statement, parameters).fetchall()

@@ -1,4 +1,4 @@
-"""A private Consul for the tests: one agent that is the whole of it."""
+"""A private Consul for the tests: a single agent."""
 
 import itertools
 import json
@@ -14,7 +14,7 @@ from urllib.parse import quote
 from tests.support.certificates import make_certificate
 from tests.support.server import Server, ServerMissing, find_program, free_port
 
-# Leads after a moment, and lets sessions be shorter than the 10 s that it would insist on.
+# Elects a leader at once, and allows sessions shorter than the default minimum of 10 s.
 PACE = 'performance { raft_multiplier = 1 } session_ttl_min = "%s"'
 SECRETS = 'acl { enabled = true default_policy = "deny" tokens { master = "%s" } }'
 TLS = 'ports { http = -1 https = %d } cert_file = "%s" key_file = "%s" ca_file = "%s" verify_incoming_https = true'
@@ -23,12 +23,12 @@ MASTER = "b0000000-0000-0000-0000-000000000001"
 
 
 class ConsulServer(Server):
-    """One Consul with its own data. With `tls` it talks only with those who show a certificate that it trusts."""
+    """One Consul with its own data. With `tls` it requires a client certificate that it trusts."""
 
     def __init__(self, *, session_ttl_min: str = "1s", secret: bool = False, tls: bool = False) -> None:
         program = _find_consul()
         super().__init__("consul")
-        self.owner = None  # It minds root as little as anybody, and only we may be able to read its program.
+        self.owner = None  # Consul runs as root, and its program may be readable only by us.
         self._program = program
         self._numbers = itertools.count(1)
         self._data = self.folder / "data"
@@ -38,16 +38,16 @@ class ConsulServer(Server):
         self._config = [PACE % session_ttl_min, *([SECRETS % MASTER] if secret else [])]
 
     def start(self) -> None:
-        """Start it, with the data that it has, and wait until it gives sessions."""
+        """Start it with its data, and wait until it creates sessions."""
         self._start(self._command(), self._is_ready)
 
     def close(self) -> None:
-        """End it for good. It has nothing to save, and may have been told to ignore the signal that others end with."""
+        """Kill it for good. It has nothing to save, and may have been started with the usual signal ignored."""
         self.kill()
         super().close()
 
     def url(self, *, prefix: str = "", token: str | None = None) -> str:
-        """Return its address, with the token that may do everything or another one."""
+        """Return its URL, with the management token or another one."""
         options = [f"prefix={quote(prefix, safe='')}"] if prefix else []
         if self._files is not None:
             options += [f"ca={self._files[0]}", f"cert={self._files[0]}", f"key={self._files[1]}"]
@@ -57,31 +57,31 @@ class ConsulServer(Server):
         return f"{scheme}://{credentials}127.0.0.1:{self.port}" + (f"?{'&'.join(options)}" if options else "")
 
     def call(self, method: str, path: str, question: object = None) -> Any:
-        """Have it do something, as an operator would."""
+        """Call its HTTP API, as an operator would."""
         return json.loads(self._open(method, path, None if question is None else json.dumps(question).encode()))
 
     def save(self) -> bytes:
-        """Return all that it knows."""
+        """Return a snapshot of its state."""
         return self._open("GET", "/v1/snapshot")
 
     def restore(self, snapshot: bytes) -> None:
-        """Have it forget all that it has learnt since then."""
+        """Restore a snapshot."""
         self._open("PUT", "/v1/snapshot", snapshot)
 
     def sessions(self) -> dict[str, str]:
-        """Return the sessions that there are, each with the time that was asked for."""
+        """Return the existing sessions, each with its requested TTL."""
         return {session["ID"]: session["TTL"] for session in self.call("GET", "/v1/session/list")}
 
     def session_of(self, key: str) -> str:
-        """Return the session that has an entry."""
+        """Return the session that holds a key."""
         return str(self.call("GET", f"/v1/kv/{key}")[0]["Session"])
 
     def lose_data(self) -> None:
-        """Forget everything, while it is not running."""
+        """Delete its data while it is not running."""
         shutil.rmtree(self._data)
 
     def make_token(self, rules: str) -> str:
-        """Make a token that may do only what the rules say."""
+        """Create a token with only these rules."""
         policy = self.call("PUT", "/v1/acl/policy", {"Name": f"rules-{next(self._numbers)}", "Rules": rules})
         return str(self.call("PUT", "/v1/acl/token", {"Policies": [{"ID": policy["ID"]}]})["SecretID"])
 
@@ -117,7 +117,7 @@ class ConsulServer(Server):
 
 
 def _find_consul() -> Path:
-    """Find it where scripts/unpack-consul puts it, for Debian has it no more; or in PATH."""
+    """Find it where scripts/unpack-consul puts it, since Debian no longer packages it; or in PATH."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     unpacked = cache / "headway" / "consul" / "usr" / "bin" / "consul"
     try:

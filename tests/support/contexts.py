@@ -1,4 +1,4 @@
-"""A context for tasks that run without a worker, and what they said to it."""
+"""A context for tasks that run without a worker, and a record of their messages."""
 
 from typing import Any
 
@@ -7,14 +7,14 @@ from headway.tasks.context import Context
 
 
 class Listener:
-    """Stands where the line to the supervisor is, and keeps what arrives."""
+    """Replaces the connection to the supervisor, and records messages."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, str]] = []
         self.progress: list[tuple[int | None, str | None]] = []
 
     def note(self, context: Context) -> None:
-        """Take what is new."""
+        """Record a report."""
         report = context.take_report()
         if report is None:
             return
@@ -23,11 +23,11 @@ class Listener:
             self.progress.append((report.progress, report.detail))
 
     def ask(self, context: Context, question: str, body: str) -> str:
-        """Answer nothing."""
+        """Fail: no supervisor answers."""
         raise NotImplementedError
 
     async def ask_async(self, context: Context, question: str, body: str) -> str:
-        """Answer nothing."""
+        """Fail: no supervisor answers."""
         raise NotImplementedError
 
     def texts(self, stream: str) -> list[str]:
@@ -36,7 +36,7 @@ class Listener:
 
 
 def new_context(*, attempt: int = 2, **facts: Any) -> tuple[Context, Listener]:
-    """Make the context of a job, and who listens to it."""
+    """Create the context of a job, and its listener."""
     claimed = Claimed(
         job_id="job_test",
         attempt=attempt,

@@ -1,4 +1,4 @@
-"""A private etcd for the tests: one server, or an ensemble of three on the loopback interface."""
+"""A private etcd for the tests: one server, or a cluster of three on the loopback interface."""
 
 import json
 import shutil
@@ -14,16 +14,16 @@ from tests.support.certificates import make_certificate
 from tests.support.server import READY_SECONDS, Server, find_program, free_port
 from tests.support.waiting import wait_until
 
-# Elections in half a second; a lease of 1 s is granted then. The machine may lose power, but not during a test.
+# Elections in half a second, which allows a lease of 1 s. Durability is off: no power loss during a test.
 PACE = ("--heartbeat-interval=50", "--election-timeout=500", "--unsafe-no-fsync")
-# Members of an ensemble that wait for the processor shall not be taken for dead; a lease of 2 s is granted then.
+# Members that wait for the CPU must not be considered dead; this allows a lease of 2 s.
 ENSEMBLE_PACE = ("--heartbeat-interval=100", "--election-timeout=1000", "--unsafe-no-fsync")
 ANSWER_S_MAX = 60.0
 ROOT_PASSWORD = "for the tests"
 
 
 class EtcdServer(Server):
-    """One etcd with its own data. With `tls` it talks only with those who show a certificate that it trusts."""
+    """One etcd with its own data. With `tls` it requires a client certificate that it trusts."""
 
     def __init__(self, *, name: str = "alone", tls: bool = False, pace: Sequence[str] = PACE) -> None:
         program = find_program("etcd")
@@ -37,28 +37,28 @@ class EtcdServer(Server):
         self._files = make_certificate(self) if tls else None
 
     def start(self) -> None:
-        """Start it, with the data that it has, and wait until there is a leader."""
+        """Start it with its data, and wait until there is a leader."""
         self._start(self._command(), self.is_serving)
 
     def launch(self) -> None:
-        """Start it and do not wait for a leader, which needs other members."""
+        """Start it without waiting for a leader, which needs other members."""
         self._start(self._command(), lambda: True)
 
     def close(self) -> None:
-        """End it for good. It has nothing to save, and may have been told to ignore the signal that others end with."""
+        """Kill it for good. It has nothing to save, and may have been started with the usual signal ignored."""
         self.kill()
         super().close()
 
     def lose_data(self) -> None:
-        """Forget everything, while it is not running."""
+        """Delete its data while it is not running."""
         shutil.rmtree(self._data)
 
     def url(self, *, prefix: str = "", user: str = "") -> str:
-        """Return its address; `user` is a name with a password, as it is written in a URL."""
+        """Return its URL; `user` is a name with a password, as in a URL."""
         return _address([self.port], prefix=prefix, user=user, files=self._files)
 
     def is_serving(self) -> bool:
-        """Tell whether it can write: alone, or as a part of a majority."""
+        """Return whether it can write: alone, or as part of a majority."""
         try:
             return bool(self._open("/health")["health"] == "true")
         except (OSError, ValueError):
@@ -69,7 +69,7 @@ class EtcdServer(Server):
         wait_until(self.is_serving, f"{self.name} to be one of a majority", within_s=READY_SECONDS)
 
     def is_leader(self) -> bool:
-        """Tell whether it leads the ensemble."""
+        """Return whether it leads the cluster."""
         try:
             status = self.call("/v3/maintenance/status", {})
         except OSError:
@@ -77,24 +77,24 @@ class EtcdServer(Server):
         return bool(status.get("leader") == status["header"]["member_id"])
 
     def call(self, path: str, question: object, *, token: str = "") -> Any:
-        """Have it do something, as an operator would."""
+        """Call its HTTP API, as an operator would."""
         return self._open(path, json.dumps(question).encode(), {"Authorization": token} if token else {})
 
     def delete(self, key: str) -> None:
-        """Delete a key by hand."""
+        """Delete a key."""
         self.call("/v3/kv/deleterange", {"key": _encoded(key)})
 
     def keys(self, key: str) -> list[dict[str, str]]:
-        """Return a key as it is, or nothing."""
+        """Return a key with its metadata, or nothing."""
         found: list[dict[str, str]] = self.call("/v3/kv/range", {"key": _encoded(key)}).get("kvs", [])
         return found
 
     def leases(self) -> set[str]:
-        """Return the leases that there are."""
+        """Return the existing leases."""
         return {lease["ID"] for lease in self.call("/v3/lease/leases", {}).get("leases", [])}
 
     def demand_login(self, user: str, password: str, prefix: str) -> None:
-        """Let nobody in without a password, and this user only to keys of a prefix."""
+        """Require a password, and limit this user to the keys of a prefix."""
         for name, secret in (("root", ROOT_PASSWORD), (user, password)):
             self.call("/v3/auth/user/add", {"name": name, "password": secret})
             self.call("/v3/auth/role/add", {"name": name})
@@ -104,7 +104,7 @@ class EtcdServer(Server):
         self.call("/v3/auth/enable", {})
 
     def forget_logins(self, user: str, password: str) -> None:
-        """Let nobody be logged in as this user any more, as a change of the password does."""
+        """Invalidate the logins of this user, as a change of the password does."""
         token = self.call("/v3/auth/authenticate", {"name": "root", "password": ROOT_PASSWORD})["token"]
         self.call("/v3/auth/user/changepw", {"name": user, "password": password}, token=token)
 
@@ -140,7 +140,7 @@ class EtcdServer(Server):
 
 
 class EtcdEnsemble:
-    """Three servers that go on while two of them live."""
+    """Three servers that work while two of them are up."""
 
     def __init__(self) -> None:
         self.members = [EtcdServer(name=f"m{number}", pace=ENSEMBLE_PACE) for number in (1, 2, 3)]
@@ -160,7 +160,7 @@ class EtcdEnsemble:
         self._stack.close()
 
     def url(self, *, prefix: str = "") -> str:
-        """Return the address of all of them."""
+        """Return the URL of all of them."""
         return _address([member.port for member in self.members], prefix=prefix)
 
     def mend(self) -> None:
@@ -172,7 +172,7 @@ class EtcdEnsemble:
             member.wait_until_served()
 
     def leader(self) -> EtcdServer:
-        """Return the member that leads, as soon as there is one."""
+        """Return the leader, once there is one."""
         found = wait_until(self._leader, "a leader of etcd")
         assert found is not None
         return found

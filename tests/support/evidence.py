@@ -35,7 +35,7 @@ class Source:
             return f"(cannot be read: {gone})"
 
     def close(self) -> None:
-        """Read it for the last time: its file may be removed now."""
+        """Read the output for the last time, since its file may be removed now."""
         text = self.text()
         self.read, self.shared = lambda _: text, False
 
@@ -72,7 +72,7 @@ def log_file(name: str, *, shared: bool = False) -> Path:
 
 
 def begin_test() -> None:
-    """Forget what belonged to the test before."""
+    """Forget the output of the previous test."""
     _sources[:] = [source for source in _sources if source.shared]
     for source in _sources:
         try:
@@ -82,7 +82,7 @@ def begin_test() -> None:
 
 
 def sections() -> list[tuple[str, str]]:
-    """Return the name and the latest lines of everything that wrote something during the running test."""
+    """Return the name and the latest lines of every process that wrote something during the running test."""
     found = [(source.name, _latest_lines(source.text())) for source in _sources]
     return [(name, text) for name, text in found if text]
 

@@ -1,11 +1,11 @@
-"""Runs one server and ends it when the process that asked for it ends, however that ends.
+"""Run one server, and end it when the process that requested it ends, in any way.
 
     python guardian.py '{"command": [...], "user": 101, "group": 104, "log": "...", "folder": "..."}'
 
-The tests hold the other end of standard input. Each line on it is a signal number to pass on to the server,
-or `crash` to kill the server with all its children. The end of input means that the tests are gone: the
-server is ended and its folder removed. So an interrupted, killed or crashed test run leaves nothing behind.
-The first line on standard output is the server's process id.
+The tests hold the other end of standard input. Each line on it is a signal number to pass on to the server, or `crash`
+to kill the server with all its children. The end of input means that the tests have ended: the server is stopped and
+its folder removed. So an interrupted, killed or crashed test run leaves nothing behind. The first line on standard
+output is the server's process id.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel end the server should the guardian itself be killed."""
+    """Let the kernel end the server if the guardian itself is killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGQUIT)
 
@@ -71,7 +71,7 @@ def _obey(server: subprocess.Popen[bytes], request: str) -> None:
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
-    """Ask the server to stop at once, and make it."""
+    """Stop the server, and kill it if that takes too long."""
     server.send_signal(signal.SIGQUIT)
     try:
         server.wait(timeout=STOP_SECONDS)
@@ -81,8 +81,8 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 
 
 def _crash(server: subprocess.Popen[bytes]) -> None:
-    """Kill the server and its children, as a power cut would: none of them gets to say goodbye."""
-    server.send_signal(signal.SIGSTOP)  # It must not start another child while they are counted.
+    """Kill the server and its children, as a power cut would, without any cleanup."""
+    server.send_signal(signal.SIGSTOP)  # It must not start another child meanwhile.
     for pid in _children(server.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -93,7 +93,7 @@ def _children(parent: int) -> list[int]:
     found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            # The name, in brackets, may hold anything; state and parent follow it.
+            # The name, in parentheses, may contain anything; state and parent follow it.
             if int(status.read_text().rpartition(")")[2].split()[1]) == parent:
                 found.append(int(status.parent.name))
     return found

@@ -1,4 +1,4 @@
-"""A real API with a token for everybody who matters: all tenants and two of them, viewers and operators."""
+"""A real API with tokens for several roles: all tenants and two single ones, viewers and operators."""
 
 import asyncio
 import sqlite3
@@ -24,12 +24,12 @@ from tests.support.waiting import DEADLINE_S
 
 T = TypeVar("T")
 SECRET = "environment-0123456789abcdef"
-# What is acknowledged here need not survive a power cut, and a commit need not wait for the disk.
+# Acknowledged data need not survive a power cut here, so commits do not wait for the disk.
 HASTE = {"HEADWAY_SQLITE_SYNCHRONOUS": "normal"}
 
 
 class Beside:
-    """A store that is open beside the API, on an event loop in a thread of its own."""
+    """A store that is open beside the API, on an event loop in its own thread."""
 
     def __init__(self, url: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -38,7 +38,7 @@ class Beside:
         self._store = self._wait(_opened(url))
 
     def do(self, action: Callable[[Store], Awaitable[T]]) -> T:
-        """Do something with the store."""
+        """Run something with the store."""
 
         async def act() -> T:
             return await action(self._store)
@@ -57,7 +57,7 @@ class Beside:
 
 
 async def _opened(url: str) -> Store:
-    """Open a store; bring it to the present schema first."""
+    """Open a store; migrate it to the current schema first."""
     unchecked = await Store.open(url, Clock(node="test"), synchronous="normal", checked=False)
     if unchecked.driver.dialect_name != "sqlite":  # SQLite was migrated when it was opened.
         await migrate(unchecked.driver)
@@ -66,7 +66,7 @@ async def _opened(url: str) -> Store:
 
 @dataclass
 class House:
-    """An API, its store, and clients by name: `root` is an admin of all tenants, `acme` and `globex` operators."""
+    """An API, its store, and clients by name: `root` is an admin of all tenants, `acme` and `globex` are operators."""
 
     api: ApiProcess
     url: str
@@ -77,7 +77,7 @@ class House:
         return self.clients[name]
 
     def on_store(self, action: Callable[[Store], Awaitable[T]]) -> T:
-        """Do something with the store itself, as a worker or scheduler on another host would."""
+        """Use the store directly, as a worker or scheduler on another host would."""
         return self.beside.do(action)
 
     def write(self, *statements: str) -> None:
@@ -93,11 +93,11 @@ class House:
                     connected.execute(statement)
 
     def keep_alive(self, node_id: str) -> None:
-        """Have a node that has beaten live for another day, however slow this machine is."""
+        """Keep a node alive for another day, however slow this machine is."""
         self.write(f"update headway_nodes set beat_at = beat_at + {DAY} where id = '{node_id}'")
 
     def grow_older(self, schedule: str, by: Duration) -> None:
-        """Have a schedule be as if it had been made so much earlier, and nobody had decided it since."""
+        """Backdate the creation of a schedule, as if it had not been decided since."""
         columns = ", ".join(f"{name} = {name} - {by}" for name in ("created_at", "decided_through", "next_at"))
         of_any = f"like '{schedule_key('%', schedule)}'"
         self.write(

@@ -1,4 +1,4 @@
-"""A way to an HTTP server on which chosen answers are lost: the server has done it, and the caller never hears."""
+"""A proxy to an HTTP server that drops chosen responses after the server has done the work."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,7 +9,7 @@ from aiohttp import web
 
 @asynccontextmanager
 async def lost_answers(port: int, about: bytes) -> AsyncIterator[tuple[int, list[bytes]]]:
-    """Listen at a port and pass requests on to another; return it and those whose answer is lost, all about this."""
+    """Forward requests to a port; yield the proxy's port, and the list of requests whose response was dropped."""
     lost: list[bytes] = []
     async with aiohttp.ClientSession() as session:
 

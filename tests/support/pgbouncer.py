@@ -1,7 +1,7 @@
 """A private PgBouncer in transaction mode, in front of a PostgresServer.
 
-In this mode two transactions of one client may run on two connections of the server. Whatever a session would
-keep (prepared statements, LISTEN, session locks, SET) does not work through it, and it is here to show that.
+In this mode two transactions of one client may run on two server connections. Session state (prepared statements,
+LISTEN, session locks, SET) does not work through it; tests with it show that Headway does not need any.
 """
 
 import psycopg
@@ -21,7 +21,7 @@ auth_type = any
 pool_mode = transaction
 max_client_conn = 500
 default_pool_size = 20
-# Take turns, so that whoever relies on getting the same connection again is found out.
+# Round robin, so that code which relies on getting the same connection again fails.
 server_round_robin = 1
 server_login_retry = 1
 """
@@ -44,11 +44,11 @@ class PgBouncer(Server):
         self._start([str(self._program), str(config)], self._is_ready)
 
     def url(self, database: str = "postgres") -> str:
-        """Return the address of a database (a name or its own address) through the pooler."""
+        """Return the URL of a database (given by name or URL) through the pooler."""
         return f"postgresql://postgres@127.0.0.1:{self.port}/{database_name(database)}"
 
     def _is_ready(self) -> bool:
-        """Tell whether this pooler, and not another one on its port, leads to our server."""
+        """Return whether this pooler, and not another one on its port, connects to our server."""
         try:
             with psycopg.connect(self.url(), autocommit=True, connect_timeout=30) as connection:
                 row = connection.execute("select current_setting('port')").fetchone()

@@ -1,4 +1,4 @@
-"""A private PostgreSQL for the tests: its own folder, its own loopback port, gone when the tests end."""
+"""A private PostgreSQL for the tests: its own folder and loopback port, removed when the tests end."""
 
 import fcntl
 import itertools
@@ -27,8 +27,8 @@ STOP_SIGNALS: Mapping[StopMode, signal.Signals] = {
 class PostgresServer(Server):
     """One PostgreSQL with its own data.
 
-    `durable=False` leaves out waiting for the disk. Commits still survive the death of every process, since
-    the operating system has them; a benchmark says `durable=True`. `options` are settings of postgresql.conf.
+    `durable=False` does not wait for the disk. Commits still survive the death of every process, since the operating
+    system has them; benchmarks use `durable=True`. `options` are settings of postgresql.conf.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class PostgresServer(Server):
         options: Mapping[str, str] | None = None,
         folder: Path | None = None,
     ) -> None:
-        programs = find_program("initdb").parent  # First of all, so that its absence leaves nothing behind.
+        programs = find_program("initdb").parent  # Checked first, so that a missing program leaves nothing behind.
         super().__init__("pg", folder=folder)
         self._programs = programs
         self._data = self.folder / "data"
@@ -46,7 +46,7 @@ class PostgresServer(Server):
         self._numbers = itertools.count(1)
 
     def start(self) -> None:
-        """Start the server, making its data on the first call. A later call finds the data and port again."""
+        """Start the server; create its data on the first call. Later calls reuse data and port."""
         is_new = not self._data.exists()
         if is_new:
             self._make_data()
@@ -55,11 +55,11 @@ class PostgresServer(Server):
         except ServerFailed:
             if not is_new:
                 raise
-            self.port = free_port()  # Somebody may have been quicker; once the port is known, it stays.
+            self.port = free_port()  # Another process may have taken the port; once it is known, it does not change.
             self._start(self._command(), self._is_ready)
 
     def _make_data(self) -> None:
-        """Make the files of an empty server, or copy those that another part of this test run has made."""
+        """Create the files of an empty server, or copy those that another part of this test run has created."""
         shared = os.environ.get("SUITE_SHARED")
         if shared is None:
             self._initdb(self._data)
@@ -79,7 +79,7 @@ class PostgresServer(Server):
         )
 
     def stop(self, mode: StopMode = "fast") -> None:
-        """Stop the server: `immediate` is a crash of the server, after which it recovers from its log."""
+        """Stop the server: `immediate` is a crash, after which it recovers from its WAL."""
         self._stop(STOP_SIGNALS[mode])
 
     def restart(self, mode: StopMode = "immediate") -> None:
@@ -88,18 +88,18 @@ class PostgresServer(Server):
         self.start()
 
     def url(self, database: str = "postgres") -> str:
-        """Return the address of a database."""
+        """Return the URL of a database."""
         return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
 
     def create_database(self, template: str | None = None) -> str:
-        """Make a database, empty or a copy of `template` (a name or an address), and return its address."""
+        """Create a database, empty or a copy of `template` (a name or a URL), and return its URL."""
         name = f"headway_{next(self._numbers)}"
         source = "template0" if template is None else database_name(template)
         self.execute(sql.SQL("create database {} template {}").format(sql.Identifier(name), sql.Identifier(source)))
         return self.url(name)
 
     def drop(self, database: str) -> None:
-        """Drop a database (a name or an address), and the connections to it."""
+        """Drop a database (a name or a URL), and the connections to it."""
         name = sql.Identifier(database_name(database))
         self.execute(sql.SQL("drop database if exists {} with (force)").format(name))
 
@@ -120,9 +120,9 @@ class PostgresServer(Server):
         return [str(self._programs / "postgres"), "-D", str(self._data), *pairs]
 
     def _is_ready(self) -> bool:
-        """Tell whether this server, and not another one on its port, takes connections."""
+        """Return whether this server, and not another one on its port, accepts connections."""
         try:
-            # short: it is asked again.
+            # short: the caller retries.
             with psycopg.connect(self.url(), autocommit=True, connect_timeout=10) as connection:
                 row = connection.execute("select current_setting('data_directory')").fetchone()
         except psycopg.OperationalError:
@@ -134,5 +134,5 @@ RELAXED: Mapping[str, str] = {"fsync": "off", "full_page_writes": "off"}
 
 
 def database_name(database: str) -> str:
-    """Return the name of a database that is given as a name or an address."""
+    """Return the name of a database that is given as a name or a URL."""
     return urlsplit(database).path.removeprefix("/") if "://" in database else database

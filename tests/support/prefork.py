@@ -1,7 +1,7 @@
-"""A Python that has loaded Headway already and forks for every command.
+"""A Python process that has imported Headway and forks for every command.
 
-Each command is a process of its own, with its folder, its environment, its output and its exit code, as if somebody
-had started it; only the imports, which take most of the time of a short command, are done once.
+Each command is a separate process with its own folder, environment, output and exit code, as if started normally; only
+the imports, which take most of the time of a short command, are done once.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Prefork:
-    """Runs commands of Headway and Python files, one after the other."""
+    """Runs Headway commands and Python files, one after the other."""
 
     def __init__(self, *modules: str) -> None:
         self._server = subprocess.Popen(
@@ -36,7 +36,7 @@ class Prefork:
         )
 
     def headway(self, *arguments: str, cwd: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        """Run a command of Headway to its end."""
+        """Run a Headway command to its end."""
         return self._run({"arguments": arguments}, cwd, env)
 
     def python(self, file: Path, *, cwd: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
@@ -44,7 +44,7 @@ class Prefork:
         return self._run({"file": str(file)}, cwd, env)
 
     def close(self) -> None:
-        """End it."""
+        """Stop the process."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._server.pid, signal.SIGKILL)
         self._server.communicate()
@@ -67,7 +67,7 @@ class Prefork:
 
 @contextlib.contextmanager
 def preforked(*modules: str) -> Iterator[Prefork]:
-    """Have one for a while, which has loaded these modules, too."""
+    """Start one for a while, with these modules imported as well."""
     server = Prefork(*modules)
     try:
         yield server
@@ -89,7 +89,7 @@ def _serve(modules: Sequence[str]) -> None:
 
 
 def _be(order: dict[str, Any]) -> NoReturn:
-    """Be the process that was ordered."""
+    """Become the requested process."""
     for number, name, flags in (
         (0, os.devnull, os.O_RDONLY),
         (1, order["out"], os.O_WRONLY | os.O_CREAT),

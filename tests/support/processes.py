@@ -1,5 +1,6 @@
-"""Questions about processes, which Linux answers in /proc."""
+"""Queries about processes, answered by /proc on Linux."""
 
+import os
 import re
 import signal
 from pathlib import Path
@@ -8,7 +9,7 @@ PF_EXITING = 0x4
 
 
 def has_ended(pid: int) -> bool:
-    """Say whether nothing of a process will ever run again: it is gone, or SIGKILL is on its way to it."""
+    """Return whether a process will never run again: it is gone, or SIGKILL is pending."""
     try:
         _, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
         status = Path(f"/proc/{pid}/status").read_text()
@@ -20,7 +21,30 @@ def has_ended(pid: int) -> bool:
     return state in "ZX" or bool(int(more[5]) & PF_EXITING) or is_killed
 
 
+def is_alive(pid: int | str) -> bool:
+    """Return whether a process exists and is not a zombie."""
+    return state_of(pid) not in ("", "Z", "X")
+
+
+def state_of(pid: int | str, thread: int | str | None = None) -> str:
+    """Return the state of a process or of one of its threads as one letter: "T" is stopped, "" is gone."""
+    folder = f"/proc/{pid}" if thread is None else f"/proc/{pid}/task/{thread}"
+    try:
+        return Path(f"{folder}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether SIGSTOP has stopped a process with all its threads."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return False
+    return {state_of(pid, thread) for thread in threads} - {""} == {"T"}
+
+
 def minds(pid: int, number: signal.Signals) -> bool:
-    """Say whether a process has come so far that it answers this signal itself."""
+    """Return whether a process has already installed a handler for this signal."""
     [caught] = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
     return bool(int(caught, 16) >> (number - 1) & 1)

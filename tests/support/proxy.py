@@ -1,13 +1,13 @@
-"""A way to a server on which a network can be bad: slow, cut, silent, in one direction or in both.
+"""A proxy to a server that simulates a bad network: slow, cut, silent, in one direction or in both.
 
     with Proxies() as proxies:
         link = proxies.to(server.port)          # clients connect to link.port
-        link.set(BLACK_HOLE)                    # established connections hang, and go on when it is over
+        link.set(BLACK_HOLE)                    # established connections hang, and continue when it is over
         link.set(CLEAR)
 
-What is held back is not lost. It arrives when the weather is clear again, also when its sender has long been gone: that
-is how statements of the dead reach a database. Where answers are lost, the connection is cut when the answers come
-through again, for a part of them is missing.
+Delayed data is not lost. It arrives when the link is clear again, even if its sender has ended: that is how statements
+of dead processes reach a database. Where responses are lost, the connection is reset when responses pass again, since a
+part of them is missing.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ from tests.support.server import free_port
 
 CHUNK = 1 << 16
 CONNECTIONS_MAX = 500
-ANSWER_S_MAX = 90.0  # A safety net; what is waited for here takes no time.
+ANSWER_S_MAX = 90.0  # A timeout against hanging; the calls here take no time.
 PORTS_MAX = 20
-LEAVE_AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: the other side is told by a reset.
+LEAVE_AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: the peer gets a reset.
 
 T = TypeVar("T")
 
 
 class Way(Enum):
-    """What happens to what goes in one direction."""
+    """What happens to data in one direction."""
 
     PASS = "passes"
     HOLD = "is held back"
@@ -41,7 +41,7 @@ class Way(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """How it is on a link: `up` is from the client to the server."""
+    """The state of a link: `up` is from the client to the server."""
 
     up: Way = Way.PASS
     down: Way = Way.PASS
@@ -58,19 +58,19 @@ REFUSED = Weather(is_refused=True)
 
 
 def slow(delay_s: float) -> Weather:
-    """Return the weather in which everything takes so much longer."""
+    """Return the state in which everything is delayed by this time."""
     return Weather(delay_s=delay_s)
 
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """The two halves of one way through."""
+    """Both halves of one connection."""
 
     ends: list[asyncio.StreamWriter] = field(default_factory=list)
     is_torn: bool = False
 
     def cut(self) -> None:
-        """End both halves with a reset, whatever is still under way."""
+        """Reset both halves, whatever is in flight."""
         for end in self.ends:
             sock = end.get_extra_info("socket")
             if sock is not None and not end.transport.is_closing():
@@ -80,7 +80,7 @@ class _Connection:
 
 
 class Link:
-    """One way to one server. Its methods may be called from any thread."""
+    """One route to one server. Its methods may be called from any thread."""
 
     def __init__(self, proxies: "Proxies", target: int) -> None:
         self.port = free_port()
@@ -93,28 +93,28 @@ class Link:
 
     @property
     def weather(self) -> Weather:
-        """How it is now."""
+        """Return the current state."""
         return self._weather
 
     @property
     def torn(self) -> int:
-        """How many open connections have lost something."""
+        """Return how many open connections have lost data."""
         return sum(connection.is_torn for connection in list(self._connections))
 
     def set(self, weather: Weather) -> None:
-        """Let the weather change, for open connections and for those to come."""
+        """Change the state, for open and new connections."""
         self._proxies.do(self._set(weather))
 
     def cut(self) -> None:
-        """Reset every open connection; new ones get through."""
+        """Reset every open connection; new ones work."""
         self._proxies.do(self._cut())
 
     async def listen(self) -> None:
-        """Take connections."""
+        """Accept connections."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
 
     async def open(self) -> None:
-        """Take connections for the first time, at a port that nobody has taken meanwhile."""
+        """Accept connections for the first time, on a port that is still free."""
         for _ in range(PORTS_MAX - 1):
             try:
                 await self.listen()
@@ -171,7 +171,7 @@ class Link:
     async def _pump(
         self, direction: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: _Connection
     ) -> None:
-        """Carry what comes to the other side, as the weather lets it, to the end of it."""
+        """Forward data to the other side, as the state allows, up to its end."""
         with contextlib.suppress(OSError):
             while True:
                 chunk = await reader.read(CHUNK)
@@ -192,7 +192,7 @@ class Link:
 
 
 class Proxies:
-    """All links of a run, on a thread of their own."""
+    """All links of a run, on their own thread."""
 
     def __init__(self) -> None:
         self.links: list[Link] = []
@@ -210,19 +210,19 @@ class Proxies:
         self._loop.close()
 
     def to(self, port: int) -> Link:
-        """Open a way to a server at a loopback port."""
+        """Open a link to a server on a loopback port."""
         link = Link(self, port)
         self.do(link.open())
         self.links.append(link)
         return link
 
     def clear(self) -> None:
-        """Let everything pass on every link."""
+        """Clear the state of every link."""
         for link in self.links:
             link.set(CLEAR)
 
     def do(self, action: Coroutine[Any, Any, T]) -> T:
-        """Do something on the thread of the links and wait for it."""
+        """Run something on the thread of the links and wait for it."""
         return asyncio.run_coroutine_threadsafe(action, self._loop).result(ANSWER_S_MAX)
 
     async def _end(self) -> None:

@@ -1,4 +1,4 @@
-"""A private RabbitMQ for the tests. It takes about ten seconds to start: once for a whole run."""
+"""A private RabbitMQ for the tests. It takes about ten seconds to start, so one run shares it."""
 
 import shlex
 import socket
@@ -9,10 +9,10 @@ from pathlib import Path
 from tests.support.certificates import make_certificate
 from tests.support.server import READY_SECONDS, Server, ServerFailed, ServerMissing, free_port
 
-PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # The one in PATH insists on a user of its own.
+PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # The one in PATH requires its own system user.
 USER = "guest"
 ANSWER_S_MAX = 30.0
-PASSWORD = "guest"  # What a new broker has; it lets this user in from the same host only.
+PASSWORD = "guest"  # The default user of a new broker, which is limited to the same host.
 
 CONFIG = """\
 listeners.ssl.default = 127.0.0.1:{port}
@@ -23,7 +23,7 @@ ssl_options.keyfile = {key}
 
 
 class RabbitServer(Server):
-    """One broker with its own data, its own port mapper, and no plugins. It listens with TLS, too."""
+    """One broker with its own data, its own port mapper, and no plugins. It also listens with TLS."""
 
     def __init__(self) -> None:
         if not PROGRAM.exists():
@@ -34,26 +34,27 @@ class RabbitServer(Server):
         self._distribution_port = free_port()
 
     def start(self) -> None:
-        """Start the broker. A later call finds its data and ports again."""
+        """Start the broker. Later calls reuse its data and ports."""
         if not self.authority.exists():
             certificate, key = make_certificate(self)
             self._config.write_text(CONFIG.format(port=self.tls_port, certificate=certificate, key=key))
             self._config.chmod(0o644)
-        # The port mapper is its child and dies with it; one that it starts by itself would outlive the tests.
+        # As a child of the broker's process the port mapper dies with it; one that the broker starts would outlive the
+        # tests.
         mapper = f"setpriv --pdeathsig KILL epmd -port {self._mapper_port} &"
-        # The broker would start another one if it came first.
+        # The broker would start its own if it came first.
         wait = f"until epmd -port {self._mapper_port} -names >/dev/null 2>&1; do sleep 0.05; done;"
         script = f"{mapper} {wait} exec env {shlex.join(self._environment())} {PROGRAM}"
         self._start(["sh", "-c", script], self._is_ready)
 
     def close(self) -> None:
-        """End it for good. It has nothing to save, and may have been told to ignore the signal that others end with."""
+        """Kill it for good. It has nothing to save, and may have been started with the usual signal ignored."""
         self.kill()
         super().close()
 
     @property
     def authority(self) -> Path:
-        """The certificate against which the broker's is checked."""
+        """Return the CA certificate of the broker."""
         return self.folder / "cert.pem"
 
     @property
@@ -66,12 +67,12 @@ class RabbitServer(Server):
         self.start()
 
     def url(self, *, prefix: str = "", queues: str = "") -> str:
-        """Return its address."""
+        """Return its URL."""
         options = "&".join(f"{name}={value}" for name, value in (("prefix", prefix), ("queues", queues)) if value)
         return f"amqp://{USER}:{PASSWORD}@127.0.0.1:{self.port}/" + (f"?{options}" if options else "")
 
     def control(self, *arguments: str) -> str:
-        """Ask the broker something, as an operator does; this takes more than a second."""
+        """Run rabbitmqctl, as an operator does; this takes more than a second."""
         user = self.owner.pw_name if self.owner else None
         command = ["env", *self._environment(), str(PROGRAM.with_name("rabbitmqctl")), "--quiet", *arguments]
         done = subprocess.run(
@@ -99,15 +100,15 @@ class RabbitServer(Server):
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "RABBITMQ_MNESIA_BASE": self.folder / "data",
             "RABBITMQ_LOG_BASE": self.folder / "logs",
-            "RABBITMQ_LOGS": "-",  # To its standard output, which a failed test shows.
+            "RABBITMQ_LOGS": "-",  # To standard output, which the report of a failed test shows.
             "RABBITMQ_ENABLED_PLUGINS_FILE": self.folder / "plugins",
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 +sbwt none +sbwtdcpu none +sbwtdio none -noinput",
-            "RABBITMQ_ALLOW_INPUT": "true",  # Then it is the process that was started, and not a child of it.
+            "RABBITMQ_ALLOW_INPUT": "true",  # So that it is the started process itself, not a child of it.
         }
         return [f"{name}={value}" for name, value in settings.items()]
 
     def _is_ready(self) -> bool:
-        """Tell whether the broker answers, also over TLS: to anything that is not AMQP it says what it is."""
+        """Return whether the broker answers, also over TLS: it replies to any other protocol with its own header."""
         try:
             if not _speaks_amqp(socket.create_connection(("127.0.0.1", self.port), ANSWER_S_MAX)):
                 return False

@@ -1,7 +1,7 @@
-"""A private Redis for the tests: it keeps nothing on disk, so every start is a start with nothing.
+"""A private Redis for the tests: it has no persistence, so it always starts empty.
 
-Faults: `flush` forgets everything, `kill` and `start` again lose everything, `pause` lets clients wait, `fill` leaves
-no room for anything new.
+Faults: `flush` deletes everything, `kill` and `start` lose everything, `pause` blocks clients, `fill` leaves no memory
+for new data.
 """
 
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ ANSWER_S_MAX = 60.0
 class RedisServer(Server):
     """One Redis without persistence; `options` are settings of redis.conf.
 
-    With `tls` it talks with nobody in the clear, and has a certificate that is its own authority.
+    With `tls` it accepts no plain connections, and has a self-signed certificate.
     """
 
     def __init__(
         self, *, password: str | None = None, tls: bool = False, options: Mapping[str, str] | None = None
     ) -> None:
-        # One program under several names, of which this is the one that serves.
+        # One program with several names; this name runs the server.
         program = find_program("redis-server").with_name("redis-server")
         super().__init__("redis")
         self._program = program
@@ -38,17 +38,17 @@ class RedisServer(Server):
         self._start(self._command(), self._is_ready)
 
     def close(self) -> None:
-        """End it for good. It has nothing to save, and may have been told to ignore the signal that others end with."""
+        """Kill it for good. It has nothing to save, and may have been started with the usual signal ignored."""
         self.kill()
         super().close()
 
     def restart_empty(self) -> None:
-        """Kill it and start it again on the same port."""
+        """Kill it and restart it on the same port."""
         self.kill()
         self.start()
 
     def mend(self) -> None:
-        """Make it as good as new: started, empty, with room, without a pause and with its own user only."""
+        """Reset it: running, empty, with free memory, not paused, and with its default user only."""
         if not self.is_running():
             self.start()
         with self.client() as client:
@@ -60,7 +60,7 @@ class RedisServer(Server):
                 client.acl_deluser(*users)
 
     def url(self, *, prefix: str = "", password: str | None = None) -> str:
-        """Return its address, with its own password or another one."""
+        """Return its URL, with its own password or another one."""
         secret = password if password is not None else self._password
         credentials = f":{quote(secret, safe='')}@" if secret else ""
         options = [f"prefix={quote(prefix, safe='')}"] if prefix else []
@@ -69,7 +69,7 @@ class RedisServer(Server):
         return f"{scheme}://{credentials}127.0.0.1:{self.port}/0" + (f"?{'&'.join(options)}" if options else "")
 
     def client(self) -> "Redis":
-        """Return a client for looking inside."""
+        """Return a client for inspection."""
         secured = {"ssl": True, "ssl_ca_certs": str(self._files[0])} if self._files else {}
         return Redis(
             host="127.0.0.1",
@@ -86,12 +86,12 @@ class RedisServer(Server):
             return sum(found["name"] == name for found in client.client_list())
 
     def flush(self) -> None:
-        """Forget everything."""
+        """Delete everything."""
         with self.client() as client:
             client.flushall()
 
     def pause(self, seconds: float) -> None:
-        """Let everything wait that can write, scripts among it; what ends the pause gets through."""
+        """Block all commands that may write, including scripts; the command that ends the pause passes."""
         with self.client() as client:
             client.client_pause(round(seconds * 1_000), all=False)
 
@@ -101,12 +101,12 @@ class RedisServer(Server):
             client.client_unpause()
 
     def fill(self) -> None:
-        """Leave no room for anything new."""
+        """Leave no memory for new data."""
         with self.client() as client:
             client.config_set("maxmemory", 1)
 
     def empty(self) -> None:
-        """Give all the room back."""
+        """Remove the memory limit."""
         with self.client() as client:
             client.config_set("maxmemory", 0)
 
@@ -133,7 +133,7 @@ class RedisServer(Server):
         return [str(self._program), *(part for name, value in settings.items() for part in (f"--{name}", value))]
 
     def _is_ready(self) -> bool:
-        """Tell whether this server, and not another one on its port, answers."""
+        """Return whether this server, and not another one on its port, answers."""
         try:
             with self.client() as client:
                 return bool(client.config_get("dir")["dir"] == str(self.folder))

@@ -1,4 +1,4 @@
-"""What the private servers of the tests have in common: a folder, a port, an owner and a guardian."""
+"""Common parts of the private servers of the tests: a folder, a port, an owner and a guardian."""
 
 import atexit
 import fcntl
@@ -19,12 +19,12 @@ from typing import IO, Self
 
 from tests.support import evidence
 
-# Safety nets: a loaded machine may take a minute to start a server.
+# Timeouts against hanging: a loaded machine may take a minute to start a server.
 READY_SECONDS = 120.0
 STOP_SECONDS = 120.0
 
-# Below the range that the kernel takes client ports from: a client that keeps trying to reach a stopped
-# server would otherwise connect to itself sooner or later, and hold the port when the server wants it back.
+# Below the ephemeral port range of the kernel: a client that keeps trying to reach a stopped
+# server would otherwise connect to itself sooner or later, and occupy the port when the server restarts.
 PORTS = range(20_000, 32_000)
 PORT_LOCKS = Path(tempfile.gettempdir()) / f"headway-test-ports-{os.geteuid()}"
 _reserved: list[IO[bytes]] = []
@@ -44,7 +44,7 @@ class Server:
     def __init__(self, name: str, *, folder: Path | None = None) -> None:
         self.port = free_port()
         self.owner = unprivileged_owner()
-        # Short, since sockets are made in it, and within another user's reach, since servers refuse root.
+        # Short, since it contains sockets, and accessible to another user, since servers reject root.
         self.folder = Path(tempfile.mkdtemp(prefix=f"hw-{name}-", dir=folder or "/tmp"))
         self.log = self.folder / "server.log"
         if self.owner:
@@ -62,7 +62,7 @@ class Server:
         self.close()
 
     def is_running(self) -> bool:
-        """Whether the process is there, ready or not."""
+        """Return whether the process exists, ready or not."""
         return self._guardian is not None and self._guardian.poll() is None
 
     def start(self) -> None:
@@ -70,7 +70,7 @@ class Server:
         raise NotImplementedError
 
     def stop(self) -> None:
-        """Stop the server and wait until it is gone."""
+        """Stop the server and wait until it has ended."""
         self._stop(signal.SIGINT)
 
     def kill(self) -> None:
@@ -143,7 +143,7 @@ class Server:
             self._guardian.stdin.write(f"{request}\n".encode())
             self._guardian.stdin.flush()
         except BrokenPipeError:
-            pass  # It ended by itself in the meantime.
+            pass  # It has ended by itself meanwhile.
 
     def _wait_gone(self) -> None:
         assert self._guardian is not None
@@ -196,9 +196,9 @@ def _reserve(port: int) -> bool:
 
 
 def answers(port: int) -> bool:
-    """Tell whether somebody accepts connections at a loopback port."""
+    """Return whether a loopback port accepts connections."""
     try:
-        # short: callers ask again.
+        # short: callers retry.
         socket.create_connection(("127.0.0.1", port), timeout=1).close()
     except OSError:
         return False
@@ -206,7 +206,7 @@ def answers(port: int) -> bool:
 
 
 def unprivileged_owner() -> pwd.struct_passwd | None:
-    """Return the user to run servers as where we are root, which they refuse to be."""
+    """Return the user to run servers as if we are root, which they reject."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -218,7 +218,7 @@ def unprivileged_owner() -> pwd.struct_passwd | None:
 
 
 def find_program(name: str) -> Path:
-    """Find a server's program in PATH or where Debian keeps it; of several versions, the newest."""
+    """Find a server's program in PATH or in Debian's directories; of several versions, the newest."""
     if found := shutil.which(name):
         return Path(found).resolve()
     versions = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name))

@@ -1,4 +1,4 @@
-"""A synchronous standby of a PostgresServer: what the primary has acknowledged, it has too."""
+"""A synchronous standby of a PostgresServer: it has every commit that the primary has acknowledged."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ class StandbyServer(PostgresServer):
         self._primary = primary
 
     def start(self) -> None:
-        """Copy the primary on the first call; start, and have the primary wait for this one with every commit."""
+        """Copy the primary on the first call; start, and make every commit of the primary wait for this standby."""
         if not self._data.exists():
             self.run(
                 *(self._programs / "pg_basebackup", "-h", "127.0.0.1", "-p", str(self._primary.port)),
@@ -28,9 +28,9 @@ class StandbyServer(PostgresServer):
         wait_until(self._is_followed, "the standby to follow")
 
     def promote(self) -> None:
-        """Make it a primary of its own. The other one hears nothing of it: its commits wait from now on."""
+        """Promote it. The old primary is not notified: its commits wait from now on."""
         self.execute(sql.SQL("select pg_promote(false)").format())
-        wait_until(self._is_promoted, "the standby to be a primary")
+        wait_until(self._is_promoted, "the standby to be promoted")
 
     def _is_promoted(self) -> bool:
         with psycopg.connect(self.url(), autocommit=True) as connection:
@@ -43,12 +43,12 @@ class StandbyServer(PostgresServer):
 
 
 def configure(server: PostgresServer, name: str, value: str) -> None:
-    """Change a setting of a running server, also one on which no commit ends."""
+    """Change a setting of a running server, even of one on which no commit ends."""
     server.execute(sql.SQL("alter system set {} = {}").format(sql.Identifier(name), value))
     server.execute(sql.SQL("select pg_reload_conf()").format())
 
 
 def several_hosts(servers: Sequence[PostgresServer], database: str) -> str:
-    """Return an address that names all of them; whoever uses it looks for the one that can be written to."""
+    """Return a URL that names all of them; clients that use it look for the writable one."""
     hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
     return f"postgresql://postgres@{hosts}/{database_name(database)}?target_session_attrs=read-write"

@@ -1,4 +1,4 @@
-"""Servers on this host that are sent webhooks, and answer well, badly or not at all."""
+"""Local servers that receive webhooks, and answer correctly, badly or not at all."""
 
 import asyncio
 import socket
@@ -9,7 +9,7 @@ from typing import Self
 
 
 class Target:
-    """A server on this host that keeps what it is sent and answers as it is told."""
+    """A local server that records requests and answers as configured."""
 
     def __init__(self, answer: bytes = b"HTTP/1.1 204 No Content\r\n\r\n") -> None:
         self.answer = answer
@@ -41,7 +41,7 @@ class Target:
 
 
 class Endless(Target):
-    """Answers with a body that does not end, and counts how much of it is taken."""
+    """Answers with an endless body, and counts how much of it is read."""
 
     taken = 0
 
@@ -55,7 +55,7 @@ class Endless(Target):
 
 
 class Silent(Target):
-    """Takes the request and says nothing, or as much as it was given."""
+    """Accepts the request and sends nothing, or only the given bytes."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(self.answer)

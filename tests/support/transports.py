@@ -1,4 +1,4 @@
-"""Servers of transports, with ways to look at and to torment what is in them."""
+"""Transport servers, with ways to inspect and disturb their contents."""
 
 import re
 from dataclasses import dataclass
@@ -20,19 +20,19 @@ TransportServer: TypeAlias = RedisServer | RabbitServer
 
 
 def start_server(kind: str, started: dict[str, TransportServer]) -> TransportServer:
-    """Return the server of a kind, started with the first who asks for it; both kinds of queues share a broker."""
+    """Return the server of a kind, started on first use; both kinds of queues share a broker."""
     name = "redis" if kind == "redis" else "rabbitmq"
     if name not in started:
         started[name] = RedisServer() if kind == "redis" else RabbitServer()
     server = started[name]
-    if not server.is_running():  # Also after a test that killed it and failed.
+    if not server.is_running():  # Also after a failed test that killed it.
         server.start()
     return server
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What is under one prefix of one server."""
+    """Everything under one prefix of one server."""
 
     kind: str
     server: TransportServer
@@ -40,11 +40,11 @@ class Bench:
 
     @property
     def url(self) -> str:
-        """The address of the transport."""
+        """Return the URL of the transport."""
         return self.at(self.prefix)
 
     def at(self, prefix: str) -> str:
-        """Return the address of a transport with another prefix."""
+        """Return the URL of a transport with another prefix."""
         if isinstance(self.server, RedisServer):
             return self.server.url(prefix=prefix)
         return self.server.url(prefix=prefix, queues=self.kind)
@@ -60,7 +60,7 @@ class Bench:
             return found.declaration_result.message_count or 0
 
     async def listeners(self, queue: str) -> int:
-        """Count who waits for hints of a queue, or on Redis of any."""
+        """Count the listeners of a queue, or on Redis of any queue."""
         if isinstance(self.server, RedisServer):
             with self.server.client() as client:
                 return sum("b" in found["flags"] for found in client.client_list() if found["cmd"] == "xreadgroup")
@@ -72,7 +72,7 @@ class Bench:
             return answer.declaration_result.consumer_count or 0
 
     async def put(self, queue: str, body: bytes) -> None:
-        """Put something into the channel of a queue, as anybody could who has the password."""
+        """Put a message into the channel of a queue, as any client with the password could."""
         if isinstance(self.server, RedisServer):
             with self.server.client() as client:
                 client.xadd(self._key(queue), {b"id": body})
@@ -81,7 +81,7 @@ class Bench:
             await channel.default_exchange.publish(aio_pika.Message(body), routing_key=self._key(queue))
 
     async def put_foreign(self, queue: str) -> None:
-        """Put something of another form into it."""
+        """Put a message of an unknown format into it."""
         if isinstance(self.server, RedisServer):
             with self.server.client() as client:
                 client.xadd(self._key(queue), {b"name": b"value", b"more": b"x" * 1_000})
@@ -91,7 +91,7 @@ class Bench:
             await channel.default_exchange.publish(message, routing_key=self._key(queue))
 
     async def lose(self, queue: str) -> None:
-        """Have the server forget everything, or at least this queue."""
+        """Delete everything on the server, or at least this queue."""
         if isinstance(self.server, RedisServer):
             self.server.flush()
             return
@@ -99,12 +99,12 @@ class Bench:
             await channel.queue_delete(self._key(queue))
 
     def unacknowledged(self, queue: str) -> int:
-        """Count the hints that somebody has taken and not dealt with."""
+        """Count the hints that were received but not acknowledged."""
         if isinstance(self.server, RedisServer):
             with self.server.client() as client:
                 pending: dict[str, int] = client.xpending(self._key(queue), GROUP)
                 return pending["pending"]
-        # One queue alone: a list of all waits for a minute for a quorum queue that has no leader since a crash.
+        # Only this queue: a list of all would wait a minute for a quorum queue without a leader after a crash.
         queue_name = f'rabbit_misc:r(<<"/">>, queue, <<"{self._key(queue)}">>)'
         counted = "rabbit_amqqueue:info(Queue, [messages_unacknowledged])"
         answer = self.server.control("eval", f"{{ok, Queue}} = rabbit_amqqueue:lookup({queue_name}), {counted}.")
@@ -113,7 +113,7 @@ class Bench:
         return int(found[1])
 
     async def cut(self, transport: Transport) -> None:
-        """Let a transport die without a word."""
+        """Disconnect a transport without closing it."""
         if isinstance(transport, RedisTransport):
             transport._attended = {}
             await transport.close()

@@ -1,8 +1,8 @@
-"""Other values for the constants of Headway in processes that a test starts.
+"""Override constants of Headway in processes that a test starts.
 
-Constants such as the time that a command waits for Redis are not settings: users need not know them. On a slow machine
-they would decide the outcome of a test. `tuned` writes a `sitecustomize.py`, which Python runs at the start of every
-process that has its folder in PYTHONPATH. It changes a module when that is imported, and imports nothing by itself.
+Constants such as the timeout of a command for Redis are not settings: users need not know them. On a slow machine they
+would decide the outcome of a test. `tuned` writes a `sitecustomize.py`, which Python runs at the start of every process
+that has its folder in PYTHONPATH. It changes a module when that is imported, and imports nothing by itself.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ sys.meta_path.insert(0, Tuner)
 
 
 def tuned(folder: Path, values: Mapping[str, float]) -> str:
-    """Have processes with this folder in PYTHONPATH use these values; they are named `module.CONSTANT`."""
+    """Make processes with this folder in PYTHONPATH use these values; they are named `module.CONSTANT`."""
     modules: dict[str, dict[str, float]] = {}
     for name, value in values.items():
         module, _, constant = name.rpartition(".")

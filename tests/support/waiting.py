@@ -1,4 +1,4 @@
-"""Wait for a condition. The deadline is a safety net against a test that hangs, never an expectation of speed."""
+"""Wait for a condition. The timeout protects against a hanging test; it is never an expectation of speed."""
 
 import asyncio
 import time
@@ -7,7 +7,7 @@ from typing import TypeVar, overload
 
 T = TypeVar("T")
 
-# Longer than a loaded machine ever keeps a process waiting. A test that reaches it has found something.
+# Longer than a loaded machine ever delays a process. A test that reaches it has found a problem.
 DEADLINE_S = 90.0
 LOOK_EVERY_S = 0.02
 

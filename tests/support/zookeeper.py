@@ -12,19 +12,19 @@ from tests.support.server import READY_SECONDS, Server, ServerMissing, find_prog
 from tests.support.waiting import wait_until
 
 JAR = Path("/usr/share/java/zookeeper.jar")
-TLS_JAR = Path("/usr/share/java/netty-codec.jar")  # Debian's ZooKeeper does not name it, and needs it for TLS.
+TLS_JAR = Path("/usr/share/java/netty-codec.jar")  # Debian's ZooKeeper does not list it, but needs it for TLS.
 TICK_S = 0.5
 SESSION_S_MIN = 2 * TICK_S
 SESSION_S_MAX = 3_600
-ANSWER_S_MAX = 3.0  # Then it is asked again: one that is starting may forget who asked.
-TLS_ANSWER_S_MAX = 20.0  # The first time it computes for long.
+ANSWER_S_MAX = 3.0  # Then retry: a starting server may forget a request.
+TLS_ANSWER_S_MAX = 20.0  # The first TLS handshake is slow.
 KEY_STORE_PASSWORD = "private"
 
 
 class ZookeeperServer(Server):
-    """One ZooKeeper. `ensemble` are the lines of zoo.cfg that name its members, and `number` is this one's.
+    """One ZooKeeper. `ensemble` are the lines of zoo.cfg that name its members, and `number` is the number of this one.
 
-    With `tls` it also listens at `tls_port`, with a certificate that is its own authority.
+    With `tls` it also listens on `tls_port`, with a self-signed certificate.
     """
 
     def __init__(self, *, number: int = 1, ensemble: tuple[str, ...] = (), tls: bool = False) -> None:
@@ -39,34 +39,34 @@ class ZookeeperServer(Server):
 
     @property
     def authority(self) -> Path:
-        """The certificate against which the server's is checked."""
+        """Return the CA certificate of the server."""
         return self.folder / "cert.pem"
 
     def start(self) -> None:
-        """Start the server, and wait until it serves; a member of an ensemble may have to wait for the others."""
+        """Start the server and wait until it serves; a member of an ensemble may have to wait for the others."""
         self._configure()
         self._start(self._command(), self.is_serving)
 
     def launch(self) -> None:
-        """Start the server and do not wait for its service, which needs other members."""
+        """Start the server without waiting for its service, which needs other members."""
         self._configure()
         self._start(self._command(), lambda: True)
 
     def close(self) -> None:
-        """End the server for good. Java may have been told to ignore the signal that others end with."""
+        """Kill the server for good. Java may have been started with the usual signal ignored."""
         self.kill()
         super().close()
 
     def url(self, prefix: str = "") -> str:
-        """Return its address for locks below a prefix."""
+        """Return its URL for locks below a prefix."""
         return f"zookeeper://127.0.0.1:{self.port}" + (f"?prefix={prefix}" if prefix else "")
 
     def is_serving(self) -> bool:
-        """Tell whether it answers clients, also those with TLS: alone, or as a part of a quorum."""
+        """Return whether it answers clients, also with TLS: alone, or as part of a quorum."""
         return "Mode:" in self._words("srvr") and (self.tls_port is None or "Mode:" in self._words("srvr", tls=True))
 
     def is_leader(self) -> bool:
-        """Tell whether it leads the ensemble."""
+        """Return whether it leads the ensemble."""
         return "Mode: leader" in self._words("srvr")
 
     def _words(self, command: str, *, tls: bool = False) -> str:
@@ -94,8 +94,8 @@ class ZookeeperServer(Server):
                     os.chown(path, self.owner.pw_uid, self.owner.pw_gid)
         settings = {
             "tickTime": f"{TICK_S * 1000:.0f}",
-            "initLimit": "60",  # In ticks. Members that wait for the processor shall not be taken for dead;
-            "syncLimit": "40",  # that one has died the others learn from its connections.
+            "initLimit": "60",  # In ticks. Members that wait for the CPU must not be considered dead;
+            "syncLimit": "40",  # the others notice a dead member by its closed connections.
             "dataDir": str(data),
             "clientPort": str(self.port),
             "clientPortAddress": "127.0.0.1",
@@ -137,7 +137,7 @@ class ZookeeperServer(Server):
 
 
 class ZookeeperEnsemble:
-    """Three servers that go on while two of them live."""
+    """Three servers that work while two of them are up."""
 
     def __init__(self) -> None:
         self.members = [ZookeeperServer(number=number) for number in (1, 2, 3)]
@@ -157,12 +157,12 @@ class ZookeeperEnsemble:
         self._stack.close()
 
     def url(self, prefix: str = "") -> str:
-        """Return the address of all of them."""
+        """Return the URL of all of them."""
         hosts = ",".join(f"127.0.0.1:{member.port}" for member in self.members)
         return f"zookeeper://{hosts}" + (f"?prefix={prefix}" if prefix else "")
 
     def wait_for_quorum(self, count: int) -> None:
-        """Wait until so many members serve."""
+        """Wait until this many members serve."""
         wait_until(
             lambda: sum(member.is_serving() for member in self.members) >= count,
             f"{count} members of ZooKeeper to serve",

@@ -1,7 +1,7 @@
-"""What breaks the rules of the house until it is rewritten. Entries are only ever removed."""
+"""Known violations of the architecture rules. Entries are only removed, never added."""
 
-# Imports that the plan does not allow.
+# Imports that the architecture does not allow.
 EXCEPTIONS: dict[str, set[str]] = {}
 
-# Modules, classes and functions that are larger than the rules allow.
+# Modules, classes and functions that exceed the size limits.
 TOO_LARGE: list[str] = []

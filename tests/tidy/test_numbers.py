@@ -1,7 +1,7 @@
-"""Numbers in the documentation are those of the code, and pages agree with each other.
+"""Check that numbers in the documentation match the code, and that pages agree with each other.
 
-A sentence with a number in it is written here with the constant in its place. Whoever changes the constant, or the
-sentence, is told of the other one.
+A sentence that contains a number is written here with the constant in its place. A change of the constant or of the
+sentence fails the test, which names the other one.
 """
 
 import re
@@ -31,14 +31,14 @@ WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "
 WORD_OF = dict(enumerate(WORDS)) | {40: "forty", 60: "sixty", 1_000: "a thousand"}
 
 
-def plain(text: str) -> str:
+def normalize_whitespace(text: str) -> str:
     return " ".join(text.split())
 
 
 def constant(path: str, name: str) -> int:
-    """Read a number out of a source of the dashboard."""
+    """Read a numeric constant from a source file of the dashboard."""
     found = re.search(rf"const {name} = ([0-9_]+)( \* SECOND)?;", (ROOT / "dashboard" / "src" / path).read_text())
-    assert found, f"dashboard/src/{path} has no {name} any more"
+    assert found, f"dashboard/src/{path} does not define {name}"
     return int(found[1].replace("_", "")) * (1_000 if found[2] else 1)
 
 
@@ -102,13 +102,13 @@ SENTENCES: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("page", SENTENCES)
-def test_numbers_are_those_of_the_code(page: str) -> None:
-    text = plain(PAGES[page])
+def test_numbers_match_the_code(page: str) -> None:
+    text = normalize_whitespace(PAGES[page])
     missing = [sentence for sentence in SENTENCES[page] if sentence not in text]
-    assert missing == [], f"{page} says something else, or the code does"
+    assert missing == [], f"{page} and the code disagree"
 
 
-# What is said in many places: each of them must have one of these numbers.
+# Numbers that occur on many pages: each occurrence must be one of these.
 EVERYWHERE = {
     r"\b([\w,]+) times a second": {str(PER_SECOND), WORD_OF[PER_SECOND], WORD_OF[UNHEARD], "few"},
     r"(?:[Ss]chema version|schema none ->) (\d+)": {str(len(list(statements.migrations(statements.SQLITE))))},
@@ -119,27 +119,27 @@ EVERYWHERE = {
 def test_pages_agree(pattern: str) -> None:
     for page, text in PAGES.items():
         if "/adr/" in page:
-            continue  # Decisions say what was so on their day.
+            continue  # ADRs keep the numbers of their date.
         for match in re.finditer(pattern, text):
             assert match[1] in EVERYWHERE[pattern], f"{page}: {match[0]}"
 
 
-# A number of things, and the lines in which these things are named.
+# A stated count, and the pattern of the lines that it counts.
 COUNTED = {
     "docs/follow.md": (r"There are (\w+) ways to see", r"^\| \[[^\]]+\]\(#[\w-]+\) \|"),
 }
 
 
 @pytest.mark.parametrize("page", COUNTED)
-def test_things_that_are_counted_are_as_many_as_are_named(page: str) -> None:
+def test_stated_count_matches_the_list(page: str) -> None:
     number, things = COUNTED[page]
     said = re.search(number, PAGES[page])
-    assert said, f"{page} says no number any more"
+    assert said, f"{page} does not state a count"
     assert WORDS.index(said[1]) == len(re.findall(things, PAGES[page], re.MULTILINE))
 
 
-def test_bounds_that_must_be_alike_are() -> None:
-    """What one part takes at once, the next must be able to hand on."""
+def test_related_limits_are_equal() -> None:
+    """Check that each part can pass on everything that the previous one accepts at once."""
     assert dead_letters.LETTERS_AT_ONCE == constant("actions.tsx", "LETTERS_AT_ONCE") == bulk.GROUP_MAX
     assert failures.COUNTED_MAX == dead_letters.LETTERS_PLANNED_MAX
     assert live.LINES_MAX == followers.LIVE_LINES_MAX

@@ -1,6 +1,6 @@
-"""The architecture and the habits of the code, as tests. Each failure says what to do instead.
+"""Enforce the architecture and the code conventions. Each failure says what to do instead.
 
-The rules are few and have reasons; where one is in the way, change it here, in the open, not around it.
+The rules are few and have reasons. If one is in the way, change it here instead of working around it.
 """
 
 import ast
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "headway"
 TESTS = ROOT / "tests"
 
-# What each part of the house may import: other parts by name, single modules by their full name.
+# What each package may import: other packages by name, single modules by their full name.
 MAY_IMPORT: dict[str, set[str]] = {
     "core": {"core"},
     "tasks": {"core", "tasks"},
@@ -54,8 +54,8 @@ BANNED = {
 MAY_READ_TIME = {"headway.core.clock"}
 SHARED_RANDOMNESS = re.compile(r"random\.(?!Random$|SystemRandom$)\w+")
 
-# Who speaks HTTP, and with what. aiohttp takes 0.2 s to import and 12 MiB, so that blocking scripts and the children of
-# workers use the standard library, which also survives a fork and needs no event loop.
+# Which modules may use which HTTP client. Importing aiohttp takes 0.2 s and 12 MiB, so blocking scripts and the child
+# processes of workers use the standard library, which also survives a fork and needs no event loop.
 HTTP_CLIENTS = {
     **{name: set[str]() for name in ("httpx", "requests", "urllib3", "urllib.request")},
     "http.client": {"headway.client.transport", "headway.worker.http"},
@@ -65,7 +65,7 @@ HTTP_CLIENTS = {
     },
 }
 
-# Statements about our own tables. What drivers say to a session (begin, pragma, catalogues) is not meant.
+# Statements on our own tables; statements of drivers on a session (begin, pragma, catalogues) do not count.
 TABLE = r"from\s+(?!pg_|sqlite_|information_schema)\w+\b(?!\s*\()"
 SQL = re.compile(
     rf"\s*(select\s.*\s{TABLE}|insert\s+into\s+\w|update\s+\w+\s+set\s|delete\s+{TABLE}|with\s+\w+\s+as\s"
@@ -74,6 +74,7 @@ SQL = re.compile(
 )
 LINES_MAX = 500
 METHODS_MAX = 30
+FUNCTION_LINES_MAX = 60  # A command of the command line is longer by its options.
 PARAMETERS_MAX = 8  # Without `self`; a command of the command line has one parameter for each option.
 LATER = re.compile(r"\b(FIXM[E]|TOD[O]|XX[X])\b")
 
@@ -89,13 +90,13 @@ MODULES = {
 TREES = {module: ast.parse(path.read_text(), str(path)) for module, path in MODULES.items()}
 
 
-def part_of(module: str) -> str:
-    """Return the part of the house that a module is in: `scheduling` for headway.core.cron."""
+def package_of(module: str) -> str:
+    """Return the package of a module: `core` for headway.core.cron."""
     return [*module.split("."), "headway"][1]
 
 
 def imports(module: str) -> Iterator[tuple[int, str, str]]:
-    """Yield line, full name and local name of everything that a module imports, wherever it does."""
+    """Yield line, full name and local name of every import of a module, lazy ones included."""
     package = module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(TREES[module]):
         if isinstance(node, ast.Import):
@@ -109,7 +110,7 @@ def imports(module: str) -> Iterator[tuple[int, str, str]]:
 
 
 def names_used(module: str) -> Iterator[tuple[int, str]]:
-    """Yield line and full name of what a module uses of its imports, whatever it calls them."""
+    """Yield line and full name of each imported name that a module uses, whatever its alias."""
     names = {local: name for _, name, local in imports(module)}
     for node in ast.walk(TREES[module]):
         if isinstance(node, ast.Attribute | ast.Name):
@@ -119,7 +120,7 @@ def names_used(module: str) -> Iterator[tuple[int, str]]:
 
 
 def is_sql(text: str) -> bool:
-    """Tell SQL, in small or capital letters, from a sentence, which begins with one capital."""
+    """Distinguish SQL, in lower or upper case, from a sentence, which begins with one capital."""
     return bool(SQL.match(text) or SQL.match(text.swapcase()))
 
 
@@ -127,25 +128,25 @@ def where(module: str, line: int = 1) -> str:
     return f"{MODULES[module].relative_to(ROOT)}:{line}"
 
 
-def imports_follow_the_house() -> Iterator[str]:
+def imports_follow_declared_direction() -> Iterator[str]:
     for module in MODULES:
-        part = part_of(module)
+        part = package_of(module)
         if part not in MAY_IMPORT:
-            yield f"{where(module)}: `{part}` is new: say in MAY_IMPORT (tests/tidy) what it may import"
+            yield f"{where(module)}: `{part}` is a new package: declare its imports in MAY_IMPORT (tests/tidy)"
             continue
         for line, name, _ in imports(module):
             if name.partition(".")[0] == "headway":
                 target = name if name in MODULES else name.rpartition(".")[0] or name
-                if not {target, part_of(target)} & (MAY_IMPORT[part] | EXCEPTIONS.get(module, set())):
+                if not {target, package_of(target)} & (MAY_IMPORT[part] | EXCEPTIONS.get(module, set())):
                     yield (
                         f"{where(module, line)}: {part} may not import {target}: use a protocol of `ports`, "
-                        "and have app.py or cli/ hand in the implementation"
+                        "and pass the implementation in from wiring/"
                     )
             elif part in STDLIB_ONLY and name.partition(".")[0] not in {*sys.stdlib_module_names, "msgspec"}:
                 yield f"{where(module, line)}: {part} uses the standard library and msgspec only, not {name}"
 
 
-def exceptions_are_needed() -> Iterator[str]:
+def exceptions_are_still_needed() -> Iterator[str]:
     for module, targets in EXCEPTIONS.items():
         used = {name if name in MODULES else name.rpartition(".")[0] for _, name, _ in imports(module)}
         for target in sorted(targets - used):
@@ -153,7 +154,7 @@ def exceptions_are_needed() -> Iterator[str]:
 
 
 def sizes(module: str) -> Iterator[tuple[str, int, str]]:
-    """Yield full name, line and problem of what is too large in a module: itself, its classes, its functions."""
+    """Yield full name, line and problem of each oversized part of a module: the module, its classes, its functions."""
     if (lines := len(MODULES[module].read_text().splitlines())) > LINES_MAX:
         yield module, 1, f"{lines} lines: split it by subject below {LINES_MAX}"
     left: list[tuple[str, ast.AST]] = [(module, TREES[module])]
@@ -169,7 +170,12 @@ def sizes(module: str) -> Iterator[tuple[str, int, str]]:
                 methods = sum(isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) for child in node.body)
                 if methods > METHODS_MAX:
                     yield full, node.lineno, f"{methods} methods: split it, {METHODS_MAX} are enough"
-            elif part_of(module) != "cli" and (given := parameters(node)) > PARAMETERS_MAX:
+                continue
+            if package_of(module) == "cli":
+                continue
+            if (lines := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION_LINES_MAX:
+                yield full, node.lineno, f"{lines} lines: split it, {FUNCTION_LINES_MAX} are enough"
+            if (given := parameters(node)) > PARAMETERS_MAX:
                 yield full, node.lineno, f"{given} parameters: pass an object, {PARAMETERS_MAX} are enough"
 
 
@@ -191,22 +197,39 @@ def modules_classes_and_functions_are_small() -> Iterator[str]:
         yield "tests/tidy/exceptions.py: sort TOO_LARGE"
 
 
+def one_class_has_a_name() -> Iterator[str]:
+    """A public class name means one thing.
+
+    A struct of `wire` may have the name of the class that it shows, and a group of `client` that of the operations that
+    it sends.
+    """
+    homes: dict[str, list[str]] = {}
+    for module, tree in TREES.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(module)
+    for name, modules in homes.items():
+        parts = [package_of(module) for module in modules]
+        if sorted(parts) != ["client", "operations"] and len(parts) - ("wire" in parts) > 1:
+            yield f"{', '.join(sorted(modules))}: {name} is the name of {len(modules)} classes: give each its own"
+
+
 def only_the_clock_reads_time() -> Iterator[str]:
     for module in MODULES:
-        if module not in MAY_READ_TIME and part_of(module) != "cli":
+        if module not in MAY_READ_TIME and package_of(module) != "cli":
             for line, name in names_used(module):
                 if name in BANNED:
                     yield f"{where(module, line)}: `{name}` is banned here, use `{BANNED[name]}`"
                 elif SHARED_RANDOMNESS.fullmatch(name):
-                    yield f"{where(module, line)}: `{name}` is banned here, use a random.Random handed in"
+                    yield f"{where(module, line)}: `{name}` is banned here, pass in a random.Random"
 
 
-def http_clients_are_few() -> Iterator[str]:
+def http_clients_are_declared() -> Iterator[str]:
     for module in MODULES:
         for line, name, _ in imports(module):
             library = next((known for known in HTTP_CLIENTS if f"{name}.".startswith(f"{known}.")), None)
             if library is not None and module not in HTTP_CLIENTS[library]:
-                yield f"{where(module, line)}: {library} here: use aiohttp behind an adapter, or HTTP_CLIENTS says why"
+                yield f"{where(module, line)}: imports {library}: use aiohttp in an adapter, or add it to HTTP_CLIENTS"
 
 
 def sql_lives_in_sql_files() -> Iterator[str]:
@@ -217,7 +240,7 @@ def sql_lives_in_sql_files() -> Iterator[str]:
 
 
 def every_statement_is_used() -> Iterator[str]:
-    store = [tree for module, tree in TREES.items() if part_of(module) == "store"]
+    store = [tree for module, tree in TREES.items() if package_of(module) == "store"]
     strings = {node.value for tree in store for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     for path in sorted((PACKAGE / "store" / "sql").rglob("*.sql")):
         for name in re.findall(r"^-- name:\s*(\S+)", path.read_text(), re.MULTILINE):
@@ -225,7 +248,7 @@ def every_statement_is_used() -> Iterator[str]:
                 yield f"{path.relative_to(ROOT)}: nothing in store/ calls `{name}`: remove it"
 
 
-def nothing_is_unused() -> Iterator[str]:
+def no_definition_is_unused() -> Iterator[str]:
     folders = [ROOT / folder for folder in ("src", "tests", "bench", "examples", "docs")]
     files = [path for folder in folders for path in folder.rglob("*") if path.suffix in {".py", ".md"}]
     mentioned = Counter(word for path in files for word in re.findall(r"\w+", path.read_text()))
@@ -233,12 +256,12 @@ def nothing_is_unused() -> Iterator[str]:
     defined = [(module, node) for module, tree in TREES.items() for node in ast.walk(tree) if isinstance(node, kinds)]
     times = Counter(node.name for _, node in defined)
     for module, node in defined:
-        is_called_by_others = bool(node.decorator_list) or node.name in CALLED_BY_LIBRARIES or node.name[:2] == "__"
-        if mentioned[node.name] <= times[node.name] and not is_called_by_others:
+        is_called_by_library = bool(node.decorator_list) or node.name in CALLED_BY_LIBRARIES or node.name[:2] == "__"
+        if mentioned[node.name] <= times[node.name] and not is_called_by_library:
             yield f"{where(module, node.lineno)}: nothing mentions `{node.name}`: remove it"
 
 
-def exceptions_are_not_taken_for_their_words() -> Iterator[str]:
+def exceptions_are_not_tested_for_truth() -> Iterator[str]:
     for module, tree in TREES.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or) and isinstance(node.values[0], ast.Name):
@@ -247,10 +270,10 @@ def exceptions_are_not_taken_for_their_words() -> Iterator[str]:
                     yield f"{where(module, node.lineno)}: an exception is never false: write `str({name}) or …`"
 
 
-def every_module_says_what_it_is_for() -> Iterator[str]:
+def every_module_has_a_docstring() -> Iterator[str]:
     for module, tree in TREES.items():
         if not ast.get_docstring(tree):
-            yield f"{where(module)}: no docstring: say what its part is and what it promises"
+            yield f"{where(module)}: no docstring: describe its responsibility and its guarantees"
 
 
 def public_names_exist_and_are_documented() -> Iterator[str]:
@@ -261,13 +284,13 @@ def public_names_exist_and_are_documented() -> Iterator[str]:
         value = getattr(headway, name, None)
         doc = inspect.getdoc(value) or ""
         if value is None:
-            yield f"headway.{name} is in __all__ and does not exist: import it or take it out"
-        # A dataclass without a docstring is given its signature as one.
+            yield f"headway.{name} is in __all__ but does not exist: import it or remove it"
+        # The docstring of a dataclass without one is its signature.
         elif (inspect.isclass(value) or inspect.isroutine(value)) and (not doc or doc.startswith(f"{name}(")):
             yield f"headway.{name} has no docstring: one sentence about its effect or its reason"
 
 
-def nothing_is_left_for_later() -> Iterator[str]:
+def no_open_todo_comments() -> Iterator[str]:
     for folder in ("src", "tests", "bench", "examples"):
         for path in sorted((ROOT / folder).rglob("*.*")):
             for line, text in enumerate(path.read_text().splitlines() if path.suffix in {".py", ".sql"} else ()):
@@ -275,7 +298,7 @@ def nothing_is_left_for_later() -> Iterator[str]:
                     yield f"{path.relative_to(ROOT)}:{line + 1}: do it now, or document that it is not done"
 
 
-def walks_through_the_code_exist() -> Iterator[str]:
+def architecture_page_names_existing_code() -> Iterator[str]:
     page = ROOT / "docs" / "architecture.md"
     for file, name in re.findall(r"`([\w/]+\.py):([\w.]+)`", page.read_text()):
         tree: ast.AST | None = TREES.get("headway." + file.removesuffix(".py").replace("/", "."))
@@ -283,7 +306,7 @@ def walks_through_the_code_exist() -> Iterator[str]:
             found = [node for node in getattr(tree, "body", ()) if getattr(node, "name", None) == part]
             tree = found[0] if found else None
         if tree is None:
-            yield f"docs/architecture.md: {file} has no {name}: follow the code again"
+            yield f"docs/architecture.md: {file} has no {name}: update the walk"
 
 
 def every_test_folder_has_tests() -> Iterator[str]:
@@ -293,20 +316,21 @@ def every_test_folder_has_tests() -> Iterator[str]:
 
 
 RULES = [
-    imports_follow_the_house,
-    exceptions_are_needed,
+    imports_follow_declared_direction,
+    exceptions_are_still_needed,
     modules_classes_and_functions_are_small,
+    one_class_has_a_name,
     only_the_clock_reads_time,
-    http_clients_are_few,
+    http_clients_are_declared,
     sql_lives_in_sql_files,
     every_statement_is_used,
-    nothing_is_unused,
-    exceptions_are_not_taken_for_their_words,
-    every_module_says_what_it_is_for,
+    no_definition_is_unused,
+    exceptions_are_not_tested_for_truth,
+    every_module_has_a_docstring,
     public_names_exist_and_are_documented,
-    nothing_is_left_for_later,
+    no_open_todo_comments,
     every_test_folder_has_tests,
-    walks_through_the_code_exist,
+    architecture_page_names_existing_code,
 ]
 
 

@@ -1,7 +1,7 @@
-"""Habits of the tests: what makes one depend on the speed of the machine, as far as code can show it.
+"""Reject patterns that make a test depend on the speed of the machine, as far as static analysis can find them.
 
-A line that must break a rule says why in a comment that begins with `short:`, for instance where the time-out itself
-is what is tested, or where a pause can only make a test weaker on a slow machine and never fail it.
+A line that must break a rule gives the reason in a comment that begins with `short:`, for instance where the timeout
+itself is tested, or where a pause on a slow machine can only make a test weaker, never fail it.
 """
 
 import ast
@@ -17,7 +17,7 @@ SAFETY_NET_S = 30
 CLOCKS = {"time.monotonic", "time.monotonic_ns", "time.perf_counter", "time.perf_counter_ns", "time.time"}
 LIMITS = {"timeout", "within_s", "connect_timeout", "seconds_max", "limit_s"}
 Located = ast.expr | ast.stmt
-VIRTUAL = {"simulation", "unit"}  # Where time may be virtual, or stand still.
+VIRTUAL = {"simulation", "unit"}  # Time may be virtual there, or stand still.
 
 
 @cache
@@ -31,13 +31,13 @@ def lines_of(path: Path) -> list[str]:
 
 
 def excused(path: Path, node: Located) -> bool:
-    """Tell whether a comment on the lines of a node, or just above it, gives a reason."""
+    """Return whether a comment on the lines of a node, or on the line above it, gives a reason."""
     lines = lines_of(path)[max(node.lineno - 2, 0) : node.end_lineno]
     return any("# short:" in line for line in lines)
 
 
 def constants(path: Path) -> dict[str, float]:
-    """Return the numbers that a module names at its top."""
+    """Return the numeric constants of a module."""
     found = {}
     for node in tree_of(path).body:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
@@ -48,7 +48,7 @@ def constants(path: Path) -> dict[str, float]:
 
 
 def number(node: ast.expr | None, names: dict[str, float]) -> float | None:
-    """Return the value of a number, a named number or a sum of them."""
+    """Return the value of a number, a named constant, or a sum or product of them."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
         return float(node.value)
     if isinstance(node, ast.Name):
@@ -61,12 +61,12 @@ def number(node: ast.expr | None, names: dict[str, float]) -> float | None:
 
 
 def reads_clock(node: ast.AST) -> bool:
-    """Tell whether an expression calls a clock of the operating system."""
+    """Return whether an expression reads a clock of the operating system."""
     return any(isinstance(part, ast.Call) and ast.unparse(part.func) in CLOCKS for part in ast.walk(node))
 
 
 def elapsed_times(path: Path) -> Iterator[ast.Compare]:
-    """Yield the comparisons that hold only if something was quick: time that has passed is less than a limit."""
+    """Yield the assertions that elapsed time is below a limit."""
     for function in ast.walk(tree_of(path)):
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -99,14 +99,14 @@ def _is_quick(node: ast.Compare, measured: set[str], names: dict[str, float]) ->
     return False
 
 
-def no_test_has_to_be_quick() -> Iterator[str]:
+def no_upper_bound_on_elapsed_time() -> Iterator[str]:
     for path in FILES:
         for node in elapsed_times(path):
             if not excused(path, node):
                 yield f"{where(path, node)}: an upper bound on elapsed time: show that it happens, or count something"
 
 
-def waits_are_safety_nets() -> Iterator[str]:
+def timeouts_are_safety_nets() -> Iterator[str]:
     for path in FILES:
         if path.relative_to(TESTS).parts[0] in VIRTUAL:
             continue
@@ -140,14 +140,14 @@ def deadlines_are_safety_nets() -> Iterator[str]:
                     yield f"{where(path, node)}: a deadline of {limit:g} s: use wait_until of tests/support/waiting.py"
 
 
-def one_way_to_find_a_port() -> Iterator[str]:
+def ports_come_from_free_port() -> Iterator[str]:
     for path in FILES:
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef) and "free_port" in node.name and path.name != "server.py":
                 yield f"{where(path, node)}: use free_port of tests/support/server.py, which reserves the port"
 
 
-def no_output_is_thrown_away() -> Iterator[str]:
+def no_stderr_is_discarded() -> Iterator[str]:
     for path in FILES:
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("Popen", "create_subprocess_exec")):
@@ -161,38 +161,40 @@ def where(path: Path, node: Located) -> str:
 
 
 RULES = [
-    no_test_has_to_be_quick,
-    waits_are_safety_nets,
+    no_upper_bound_on_elapsed_time,
+    timeouts_are_safety_nets,
     deadlines_are_safety_nets,
-    one_way_to_find_a_port,
-    no_output_is_thrown_away,
+    ports_come_from_free_port,
+    no_stderr_is_discarded,
 ]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_tests_wait_for_what_they_need(rule: Callable[[], Iterator[str]]) -> None:
+def test_tests_do_not_depend_on_speed(rule: Callable[[], Iterator[str]]) -> None:
     problems = list(rule())
     assert not problems, "\n" + "\n".join(problems)
 
 
 BAD = {
-    no_test_has_to_be_quick: "def test():\n    took = time.monotonic() - began\n    assert took < 2",
-    waits_are_safety_nets: "SOON_S = 5\ndef test():\n    process.wait(SOON_S)",
+    no_upper_bound_on_elapsed_time: "def test():\n    took = time.monotonic() - began\n    assert took < 2",
+    timeouts_are_safety_nets: "SOON_S = 5\ndef test():\n    process.wait(SOON_S)",
     deadlines_are_safety_nets: "def test():\n    deadline = time.monotonic() + 10",
-    one_way_to_find_a_port: "def free_port():\n    pass",
-    no_output_is_thrown_away: "subprocess.Popen(command, stderr=subprocess.DEVNULL)",
+    ports_come_from_free_port: "def free_port():\n    pass",
+    no_stderr_is_discarded: "subprocess.Popen(command, stderr=subprocess.DEVNULL)",
 }
 GOOD = {
-    no_test_has_to_be_quick: "def test():\n    took = time.monotonic() - began\n    assert 2 < took < 60",
-    waits_are_safety_nets: "NET_S = 30 * 2\nprocess.wait(NET_S)\nevent.wait(1)  # short: asked again.",
+    no_upper_bound_on_elapsed_time: "def test():\n    took = time.monotonic() - began\n    assert 2 < took < 60",
+    timeouts_are_safety_nets: "NET_S = 30 * 2\nprocess.wait(NET_S)\nevent.wait(1)  # short: retried.",
     deadlines_are_safety_nets: "def test():\n    deadline = time.monotonic() + 10 * 9",
-    one_way_to_find_a_port: "port = free_port()",
-    no_output_is_thrown_away: "subprocess.Popen(command, stderr=log)",
+    ports_come_from_free_port: "port = free_port()",
+    no_stderr_is_discarded: "subprocess.Popen(command, stderr=log)",
 }
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_the_rules_notice(rule: Callable[[], Iterator[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_detect_violations(
+    rule: Callable[[], Iterator[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = {}
     for name, source in (("bad.py", BAD[rule]), ("good.py", GOOD[rule])):
         path = tmp_path / "tests" / name

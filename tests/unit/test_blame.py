@@ -1,4 +1,4 @@
-"""Who is blamed when a whole worker is lost: the job that did it, and nobody who merely ran beside it. Virtual time."""
+"""Only the job that killed a worker is charged for its loss, not the jobs that ran beside it. Virtual time."""
 
 import asyncio
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ LEASE_S = 10
 
 
 class Killers:
-    """A world in which some jobs kill the worker that runs them."""
+    """A virtual world in which some jobs kill the worker that runs them."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -32,14 +32,14 @@ class Killers:
         self.deaths = 0
 
     def enqueue(self, seconds: float, *, kills_after_s: float | None = None) -> str:
-        """Enqueue a job that takes so long, unless it kills its worker before."""
+        """Enqueue a job that runs for some seconds, unless it kills its worker before."""
         job = self.world.enqueue("work", {"seconds": seconds})
         if kills_after_s is not None:
             self.fatal[job.id] = kills_after_s
         return job.id
 
     def step(self) -> None:
-        """Let a moment pass, and workers die that run a fatal job for long enough."""
+        """Advance the clock, and kill workers whose fatal job has run long enough."""
         self.world.advance(seconds=LOOK_S)
         for job_id, after_s in self.fatal.items():
             job = self.world.job(job_id).job
@@ -52,7 +52,7 @@ class Killers:
         return any(process.child_pool is not None and process.child_pool.has(job_id) for process in self.world._workers)
 
     def live(self, job_ids: list[str], *, within_s: float) -> set[str]:
-        """Let time pass until these jobs have ended; return how."""
+        """Advance the clock until these jobs have ended; return their final states."""
         for _ in range(round(within_s / LOOK_S)):
             self.step()
             if all(self.world.job(job_id).status.is_final for job_id in job_ids):
@@ -60,7 +60,7 @@ class Killers:
         return {str(self.world.job(job_id).status) for job_id in job_ids}
 
     def charged(self, job_ids: list[str]) -> int:
-        """Return how many failures these jobs were charged with."""
+        """Return the total number of failures charged to these jobs."""
         return sum(self.world.job(job_id).job.failures for job_id in job_ids)
 
 
@@ -92,8 +92,8 @@ def test_only_the_job_that_kills_its_worker_becomes_a_dead_letter(workers: int, 
         assert world.deaths <= 6
 
 
-def test_two_culprits_are_both_found_under_load() -> None:
-    """All the time there are more short jobs than slots; and one that takes an hour, from the beginning."""
+def test_two_culprits_are_found_under_load() -> None:
+    """Keep more short jobs than slots enqueued, and one job of an hour from the beginning."""
     with killers(workers=2, slots=4) as world:
         long = world.enqueue(3600)
         culprits = [world.enqueue(60, kills_after_s=2), world.enqueue(600, kills_after_s=45)]
@@ -110,7 +110,7 @@ def test_two_culprits_are_both_found_under_load() -> None:
         assert world.charged([long, *innocents]) == 0
 
 
-def test_a_long_job_survives_many_different_culprits() -> None:
+def test_long_job_survives_several_culprits() -> None:
     with killers(workers=1, slots=8) as world:
         long = world.enqueue(900)
         culprits = []
@@ -123,8 +123,8 @@ def test_a_long_job_survives_many_different_culprits() -> None:
         assert world.live(culprits, within_s=7200) == {"FAILED"}
 
 
-def test_a_crash_of_a_wide_worker_serialises_nothing() -> None:
-    """After a second one groups of suspects run together, and none waits for the end of another."""
+def test_crash_of_a_worker_with_many_slots_does_not_serialise_its_jobs() -> None:
+    """After the second crash suspects run in groups, and no group waits for another."""
     with killers(workers=1, slots=100) as world:
         jobs = [world.enqueue(600) for _ in range(100)]
         for _ in range(2):
@@ -136,11 +136,11 @@ def test_a_crash_of_a_wide_worker_serialises_nothing() -> None:
         assert world.charged(jobs) == 0
 
 
-# --- workers that live
+# --- workers that survive
 
 
 class LosesClaims:
-    """A queue whose answers to claims get lost on their way, so many times."""
+    """A work port whose first `times` claim responses are lost."""
 
     def __init__(self, work: Any, times: int) -> None:
         self._work = work
@@ -153,12 +153,12 @@ class LosesClaims:
         jobs: list[Claimed] = await self._work.claim(*args, **options)
         if jobs and self.times:
             self.times -= 1
-            raise StoreUnavailable("the answer was lost")
+            raise StoreUnavailable("the response was lost")
         return jobs
 
 
 @virtual_loop
-async def test_what_a_worker_has_without_knowing_it_is_handed_back_at_once() -> None:
+async def test_jobs_of_a_lost_claim_response_are_released_at_once() -> None:
     settings = replace(SETTINGS, worker_lease=60 * SECOND)
     async with Stage() as stage:
         worker = Worker(stage.seat(), 1.0, settings)
@@ -174,8 +174,8 @@ async def test_what_a_worker_has_without_knowing_it_is_handed_back_at_once() -> 
 
 @pytest.mark.parametrize("is_alone", [True, False])
 @virtual_loop
-async def test_an_outage_of_the_store_is_not_the_fault_of_a_job(is_alone: bool) -> None:
-    """Longer than the lease, and more often than a job may be lost; somebody else may keep house meanwhile."""
+async def test_store_outage_is_not_charged_to_jobs(is_alone: bool) -> None:
+    """Let the store fail longer than the lease, and more often than a job may lose its worker."""
     settings = replace(SETTINGS, worker_lease=6 * SECOND)
     async with Stage() as stage:
         worker = Worker(stage.seat("node_w"), 20.0, settings)

@@ -1,4 +1,4 @@
-"""What the client decides: what is sent again and when, which error an answer means, what followers are told."""
+"""Decisions of the HTTP client: retries, mapping of responses to errors, and resumable streams."""
 
 import json
 import random
@@ -58,7 +58,7 @@ CUT = Unreached("cut", was_sent=True)
 
 
 class Stage:
-    """Carries out steps from a script, on a clock that only rests move."""
+    """Runs the client's effects from a script, on a clock that only rests advance."""
 
     def __init__(self, outcomes: Sequence[Any], *, retry_for_s: float = 30.0) -> None:
         self.outcomes = list(outcomes)
@@ -102,12 +102,12 @@ def refusal(status: int, code: str = "", message: str = "no", **headers: str) ->
     )
 
 
-# --- what is sent again
+# --- retries
 
 
 @pytest.mark.parametrize("request_", [GET, KEYED, Request(method="PUT", path="/"), Request(method="DELETE", path="/")])
 @pytest.mark.parametrize("trouble", [REFUSED, CUT, refusal(429), refusal(502), refusal(503), refusal(507)])
-def test_what_may_be_repeated_is_repeated(request_: Request, trouble: Any) -> None:
+def test_idempotent_requests_are_retried(request_: Request, trouble: Any) -> None:
     stage = Stage([trouble, trouble, OK])
     assert stage.run(ask(request_)) is OK
     assert stage.sent == [request_] * 3
@@ -118,7 +118,7 @@ def test_what_may_be_repeated_is_repeated(request_: Request, trouble: Any) -> No
     ("trouble", "again"),
     [(REFUSED, True), (CUT, False), (refusal(429), True), (refusal(503), False), (refusal(507), True)],
 )
-def test_what_must_not_be_done_twice_is_repeated_only_when_it_was_not_done(trouble: Any, again: bool) -> None:
+def test_other_requests_are_retried_only_if_they_had_no_effect(trouble: Any, again: bool) -> None:
     stage = Stage([trouble, OK])
     if again:
         assert stage.run(ask(POST)) is OK
@@ -129,14 +129,14 @@ def test_what_must_not_be_done_twice_is_repeated_only_when_it_was_not_done(troub
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 412, 422, 500])
-def test_refusals_are_not_repeated(status: int) -> None:
+def test_client_errors_are_not_retried(status: int) -> None:
     stage = Stage([refusal(status)])
     with pytest.raises(HeadwayError):
         stage.run(ask(GET))
     assert len(stage.sent) == 1
 
 
-def test_tries_grow_apart_and_end_in_time() -> None:
+def test_retries_back_off_and_end_in_time() -> None:
     stage = Stage([REFUSED] * 1_000, retry_for_s=30)
     with pytest.raises(StoreUnavailable, match="refused"):
         stage.run(ask(GET))
@@ -145,7 +145,7 @@ def test_tries_grow_apart_and_end_in_time() -> None:
     assert max(stage.rests) <= 5
 
 
-def test_retry_after_is_honoured_and_not_outlived() -> None:
+def test_retry_after_is_honoured_within_the_retry_limit() -> None:
     stage = Stage([refusal(429, **{"retry-after": "3"}), OK])
     assert stage.run(ask(POST)) is OK
     assert 3 < stage.rests[0] < 3.2
@@ -156,20 +156,20 @@ def test_retry_after_is_honoured_and_not_outlived() -> None:
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "1e9", "Wed, 21 Oct 2099 07:28:00 GMT", "9" * 50])
-def test_a_senseless_retry_after_is_no_time(text: str) -> None:
+def test_invalid_retry_after_is_ignored(text: str) -> None:
     stage = Stage([refusal(429, **{"retry-after": text}), OK])
     assert stage.run(ask(GET)) is OK
     assert stage.rests[0] < 1
 
 
-def test_a_removal_whose_answer_was_lost_is_a_removal() -> None:
+def test_delete_with_a_lost_response_succeeds() -> None:
     request = Request(method="DELETE", path="/api/x")
     assert Stage([CUT, refusal(404)]).run(ask(request)).status == 200
     with pytest.raises(NotFound):
-        Stage([REFUSED, refusal(404)]).run(ask(request))  # The first try never arrived: somebody else removed it.
+        Stage([REFUSED, refusal(404)]).run(ask(request))  # The first try never arrived: another client deleted it.
 
 
-# --- which error an answer means
+# --- mapping of responses to errors
 
 
 @pytest.mark.parametrize(
@@ -195,18 +195,18 @@ def test_a_removal_whose_answer_was_lost_is_a_removal() -> None:
         (302, "", StoreError),
     ],
 )
-def test_answers_become_errors(status: int, code: str, kind: type[HeadwayError]) -> None:
+def test_responses_become_errors(status: int, code: str, kind: type[HeadwayError]) -> None:
     request = Request(method="POST", path="/", missing=JobNotFound, conflict=AlreadyFinal, invalid=InvalidTask)
     error = error_of(request, refusal(status, code, "these words"))
     assert type(error) is kind
     assert "these words" in str(error)
 
 
-def test_a_mistake_of_the_server_names_the_request() -> None:
+def test_server_error_names_the_request_id() -> None:
     assert "r-1" in str(error_of(GET, refusal(500)))
 
 
-def test_a_hint_is_told() -> None:
+def test_hint_is_part_of_the_message() -> None:
     body = b'{"error": {"code": "x", "message": "no", "hint": "try this"}}'
     assert str(error_of(GET, Reply(422, {}, body))) == "no; try this"
 
@@ -215,31 +215,31 @@ def test_a_hint_is_told() -> None:
     "body",
     [b"", b"<html>not ours</html>", b"[]", b'{"error": "x"}', b'{"error": {"code": 1}}', b"[" * 100_000, b"\xff\xfe"],
 )
-def test_an_answer_of_somebody_else_is_no_finding(body: bytes) -> None:
+def test_foreign_404_is_not_job_not_found(body: bytes) -> None:
     error = error_of(Request(method="GET", path="/api/jobs/1", missing=JobNotFound), Reply(404, {}, body))
-    assert type(error) is StoreError  # A proxy that does not know the path has not said that there is no such job.
+    assert type(error) is StoreError  # A proxy's 404 does not say that the job does not exist.
 
 
 @pytest.mark.parametrize("code", ["os.system", "__import__", "JobFailed", "SystemExit", "headway.core.errors.Denied"])
-def test_nothing_is_looked_up_by_what_a_server_says(code: str) -> None:
+def test_error_codes_of_a_server_do_not_select_arbitrary_classes(code: str) -> None:
     assert type(error_of(GET, refusal(409, code))) is Conflict
 
 
-def test_an_endless_message_is_cut() -> None:
+def test_long_message_is_truncated() -> None:
     assert len(str(error_of(GET, refusal(422, "", "x" * 10_000_000)))) < 5_000
 
 
-# --- names, bodies, addresses, secrets
+# --- names, bodies, URLs, secrets
 
 
 @pytest.mark.parametrize("name", ["../../livez", "a/b", "a?b=c", "..", ".", "ü x", "%2e%2e", "a#b"])
-def test_a_name_stays_one_part_of_the_path(name: str) -> None:
+def test_name_stays_one_path_segment(name: str) -> None:
     assert not {*part(name)} & {*"/?# "}
     assert part(name) not in (".", "..")
 
 
 @pytest.mark.parametrize("value", [object(), {"n": float("inf")}])
-def test_what_is_no_json_is_refused(value: object) -> None:
+def test_values_that_are_not_json_are_rejected(value: object) -> None:
     with pytest.raises(DefinitionError, match="JSON"):
         body_of({"args": value})
 
@@ -247,13 +247,13 @@ def test_what_is_no_json_is_refused(value: object) -> None:
 @pytest.mark.parametrize(
     "url", ["ftp://x", "localhost:8480", "http://", "http://x:0", "http://x:99999", "http://x/?q=1", "http://a b"]
 )
-def test_addresses_that_are_none(url: str) -> None:
+def test_invalid_server_urls_are_rejected(url: str) -> None:
     with pytest.raises(InvalidConfig):
         Client(url)
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_credentials_are_shown_nowhere(kind: type[Client] | type[AsyncClient]) -> None:
+def test_credentials_are_never_shown(kind: type[Client] | type[AsyncClient]) -> None:
     client = kind("http://127.0.0.1:1/base/", SECRET)
     assert repr(client) == f"{kind.__name__}('http://127.0.0.1:1/base')"
     for url in (f"http://user:{SECRET}@host", f"http://{SECRET}@host", f"http://a:{SECRET}@[::1"):
@@ -276,7 +276,7 @@ def test_both_clients_have_the_same_names() -> None:
         }
 
 
-def test_a_job_always_has_a_key_and_each_its_own() -> None:
+def test_enqueue_adds_a_unique_idempotency_key() -> None:
     stage = Stage([Reply(201, {}, b'{"id": "job_1"}'), Reply(201, {}, b'{"items": [1, 2]}')])
     stage.run(all_calls.Calls.enqueue._plan(None, "report", {"n": 1}))
     stage.run(all_calls.Calls.enqueue_many._plan(None, [{"task": "a"}, {"task": "b", "key": "mine"}]))
@@ -288,7 +288,7 @@ def test_a_job_always_has_a_key_and_each_its_own() -> None:
     assert all(request.may_be_repeated for request in stage.sent)
 
 
-def test_pages_are_read_as_far_as_somebody_goes_on() -> None:
+def test_jobs_reads_pages_up_to_the_limit() -> None:
     def page(numbers: range, cursor: str | None) -> Reply:
         return Reply(200, {}, json.dumps({"items": [*numbers], "next_cursor": cursor}).encode())
 
@@ -304,7 +304,7 @@ def test_pages_are_read_as_far_as_somebody_goes_on() -> None:
     assert [dict(request.query)["limit"] for request in stage.sent] == ["200", "50"]
 
 
-def test_the_pages_of_an_audit_are_one_report() -> None:
+def test_audit_merges_pages_into_one_report() -> None:
     def page(gaps: list[str], cursor: str | None) -> Reply:
         counts = {"schedules": 2, "expected": 10, "recorded": 9, "gaps": gaps, "totals": {"gaps": len(gaps)}}
         window = {"since": "2027-01-01T00:00:00Z", "until": "2027-01-02T00:00:00Z"}
@@ -333,16 +333,16 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1_000])
-def test_events_are_read_however_they_are_cut(size: int) -> None:
+def test_events_are_parsed_across_any_chunk_boundary(size: int) -> None:
     reader, found = EventReader(), []
     for at in range(0, len(SSE), size):
         found += reader.feed(SSE[at : at + size])
     assert found == MESSAGES
     assert reader.retry_s == 1
-    assert reader.last_id == "5"  # The last event is not complete: it must come again.
+    assert reader.last_id == "5"  # The last event is incomplete: it has to be sent again.
 
 
-def test_an_event_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_event_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.client.sse.PENDING_BYTES_MAX", 1_000)
     reader = EventReader()
     for _ in range(30):
@@ -370,7 +370,7 @@ def log(*numbers: int, at: int | None = None) -> bytes:
 STREAM = Reply(200, {"content-type": "text/event-stream; charset=utf-8"})
 
 
-def test_a_cut_stream_goes_on_where_it_was() -> None:
+def test_interrupted_stream_resumes_where_it_was() -> None:
     script = [
         *[STREAM, state("status", 1) + state("progress", 2), state("progress", 3) + log(1, 2)[:-1], CUT],
         *[REFUSED, refusal(503), STREAM, state("progress", 3), log(1, 2, at=3), b": still here\n\n", b""],
@@ -384,25 +384,25 @@ def test_a_cut_stream_goes_on_where_it_was() -> None:
     assert [event.is_last for event in stage.given] == [False] * 6 + [True]
 
 
-def test_a_watcher_is_told_of_a_gap() -> None:
+def test_watcher_receives_resync_after_a_gap() -> None:
     stage = Stage([STREAM, state("status", 1), state("resync", 9, progress=50), state("done", 10)])
     stage.run(watch("job_1"))
     assert [(event.kind, event.version) for event in stage.given] == [("status", 1), ("resync", 9), ("done", 10)]
 
 
-def test_a_job_that_is_gone_ends_the_watching() -> None:
+def test_deleted_job_ends_the_stream() -> None:
     with pytest.raises(JobNotFound):
         Stage([STREAM, state("status", 1), sse("gone", {"id": "job_1"})]).run(watch("job_1"))
     with pytest.raises(JobNotFound):
         Stage([refusal(404, "not_found")]).run(watch("job_1"))
 
 
-def test_a_credential_that_ends_ends_the_watching() -> None:
+def test_expired_credential_ends_the_stream() -> None:
     with pytest.raises(Denied):
         Stage([STREAM, state("status", 1), b"", refusal(401)]).run(watch("job_1"))
 
 
-def test_a_stream_that_lives_for_long_may_be_cut_late() -> None:
+def test_long_stream_has_its_full_retry_time_after_a_disconnect() -> None:
     stage = Stage([STREAM, state("status", 1), b": still here\n\n", CUT, STREAM, state("done", 2)], retry_for_s=5)
     flow = watch("job_1")
     beat = stage.outcomes[2]
@@ -419,14 +419,14 @@ def test_a_stream_that_lives_for_long_may_be_cut_late() -> None:
     assert stage.given[-1].is_last
 
 
-def test_a_server_that_stays_away_ends_the_watching() -> None:
+def test_unreachable_server_ends_the_stream() -> None:
     stage = Stage([STREAM, state("status", 1), CUT, *[REFUSED] * 1_000])
     with pytest.raises(StoreUnavailable):
         stage.run(watch("job_1"))
     assert 20 <= stage.now <= 32
 
 
-def test_the_server_says_how_long_to_rest_between_streams() -> None:
+def test_server_sets_the_reconnect_delay() -> None:
     stage = Stage([STREAM, b"retry: 4000\n\n", b"", STREAM, state("done", 2)])
     stage.run(watch("job_1"))
     assert 2 <= stage.rests[0] <= 4
@@ -437,10 +437,10 @@ def test_the_server_says_how_long_to_rest_between_streams() -> None:
     [
         [Reply(200, {"content-type": "application/json"}, b"{}")],
         [refusal(406)],
-        [STREAM, CUT, STREAM, CUT],  # Somebody keeps the stream to himself.
+        [STREAM, CUT, STREAM, CUT],  # A proxy buffers the stream.
     ],
 )
-def test_without_streams_it_is_asked_again_and_again(no_stream: list[Any]) -> None:
+def test_client_polls_where_streams_do_not_work(no_stream: list[Any]) -> None:
     def job(version: int, **more: Any) -> Reply:
         shape = {"id": "job_1", "version": version, "status": "RUNNING", "attempts": 1, **more}
         return Reply(200, {}, json.dumps(shape).encode())
@@ -458,7 +458,7 @@ def test_without_streams_it_is_asked_again_and_again(no_stream: list[Any]) -> No
     assert polls == [{}, {"wait": f"{POLL_S}000ms", "since": "3"}, {"wait": f"{POLL_S}000ms", "since": "4"}]
 
 
-def test_a_long_log_is_told_whole_before_the_end() -> None:
+def test_long_log_is_complete_before_the_done_event() -> None:
     def lines(*numbers: int) -> Reply:
         return Reply(200, {}, json.dumps({"items": [{"seq": number, "line": "x"} for number in numbers]}).encode())
 
@@ -471,7 +471,7 @@ def test_a_long_log_is_told_whole_before_the_end() -> None:
     assert told == list(range(1, 2 * LINES_MAX + 1))
 
 
-def test_what_is_known_of_all_jobs_is_not_told_again() -> None:
+def test_resumed_stream_of_all_jobs_repeats_no_event() -> None:
     def told(event: str, job: str, version: int, at: str) -> bytes:
         return sse(event, {"id": job, "version": version}, at)
 
@@ -500,7 +500,7 @@ def test_what_is_known_of_all_jobs_is_not_told_again() -> None:
 
 
 @pytest.mark.parametrize("data", ["no json", "[]", "3", "null"])
-def test_events_of_somebody_else_are_refused(data: str) -> None:
+def test_malformed_events_are_rejected(data: str) -> None:
     with pytest.raises(StoreError):
         Stage([STREAM, f"event: status\ndata: {data}\n\n".encode()]).run(watch("job_1"))
 
@@ -512,7 +512,7 @@ def ended(status: str, **more: Any) -> Reply:
     return Reply(200, {}, json.dumps({"id": "job_1", "version": 9, "status": status, **more}).encode())
 
 
-def test_waiting_returns_the_result_or_raises_what_became_of_it() -> None:
+def test_wait_returns_the_result_or_raises_job_failed() -> None:
     assert Stage([ended("RUNNING"), ended("COMPLETED", result={"n": 1})]).run(wait("job_1")) == {"n": 1}
     with pytest.raises(JobFailed, match="job_1 ended as FAILED: ValueError: bad"):
         Stage([ended("FAILED", error={"type": "ValueError", "message": "bad"})]).run(wait("job_1"))
@@ -520,7 +520,7 @@ def test_waiting_returns_the_result_or_raises_what_became_of_it() -> None:
         Stage([ended("CANCELLED", error=None, why="stopped by ada")]).run(wait("job_1"))
 
 
-def test_waiting_ends_when_its_time_is_up() -> None:
+def test_wait_raises_timeout_error() -> None:
     stage = Stage([ended("RUNNING")] * 100)
     with pytest.raises(TimeoutError, match="job_1 has not ended within 2 s; it is RUNNING"):
         stage.run(wait("job_1", "2s"))

@@ -1,4 +1,4 @@
-"""The clock that follows the store's, the ids that sort, and the loop that everything runs in."""
+"""The clock that follows the store's, sortable ids, and the loop that runs every tick."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ HOUR = 3600 * SECOND
 
 
 class Hands:
-    """Time that a test moves by hand."""
+    """Time that a test advances by hand."""
 
     def __init__(self) -> None:
         self.monotonic_s = 1_000.0
@@ -40,7 +40,7 @@ class Hands:
         self.monotonic_s += seconds
 
     def ask(self, clock: Clock, *, there_s: float, back_s: float) -> None:
-        """Ask the store for its time; the question and the answer take a while."""
+        """Ask the store for its time, with a delay for the request and the response."""
         sent = self.monotonic_s
         self.pass_s(there_s)
         told = self.store
@@ -49,12 +49,12 @@ class Hands:
             clock.observe(told, sent=sent)
 
 
-def test_before_it_hears_the_store_it_has_the_wall_clock_only() -> None:
+def test_wall_clock_is_used_before_the_first_sync() -> None:
     hands = Hands()
     assert hands.clock().now() == hands.wall
 
 
-def test_the_estimate_is_never_ahead_of_the_store() -> None:
+def test_estimate_is_never_ahead_of_the_store() -> None:
     hands, chance = Hands(), random.Random(7)
     clock = hands.clock()
     for _ in range(500):
@@ -65,7 +65,7 @@ def test_the_estimate_is_never_ahead_of_the_store() -> None:
         assert clock.now() <= hands.store
 
 
-def test_a_slow_answer_does_not_spoil_a_good_estimate() -> None:
+def test_slow_response_does_not_worsen_the_estimate() -> None:
     hands = Hands()
     clock = hands.clock()
     hands.ask(clock, there_s=0.0, back_s=0.0)
@@ -74,18 +74,18 @@ def test_a_slow_answer_does_not_spoil_a_good_estimate() -> None:
     assert not hands.events
 
 
-def test_a_better_answer_improves_the_estimate() -> None:
+def test_faster_response_improves_the_estimate() -> None:
     hands = Hands()
     clock = hands.clock()
     hands.ask(clock, there_s=0.0, back_s=0.8)
     assert clock.now() == hands.store - round(0.8 * SECOND)
     hands.ask(clock, there_s=0.8, back_s=0.0)
     assert clock.now() == hands.store
-    assert not hands.events  # Less than a second: not a step.
+    assert not hands.events  # Less than a second is not reported as a step.
 
 
 @pytest.mark.parametrize("step", [HOUR, -HOUR])
-def test_a_step_of_the_wall_clock_changes_nothing(step: int) -> None:
+def test_wall_clock_step_is_ignored(step: int) -> None:
     hands = Hands()
     clock = hands.clock()
     hands.ask(clock, there_s=0.0, back_s=0.0)
@@ -98,7 +98,7 @@ def test_a_step_of_the_wall_clock_changes_nothing(step: int) -> None:
 
 
 @pytest.mark.parametrize("step", [HOUR, -HOUR])
-def test_a_step_of_the_store_is_followed_and_told(step: int) -> None:
+def test_store_clock_step_is_followed_and_reported(step: int) -> None:
     hands = Hands()
     clock = hands.clock()
     hands.ask(clock, there_s=0.0, back_s=0.0)
@@ -117,13 +117,13 @@ def test_ids_of_one_process_are_unique_and_sort_by_age() -> None:
         ids.append(clock.new_id("job"))
         hands.pass_s(chance.choice((0, 0, 0.0001, 0.002)))
         if chance.random() < 0.01:
-            hands.wall_step -= chance.choice((1, 60)) * SECOND  # Nothing heard of the store yet: the wall clock counts.
+            hands.wall_step -= chance.choice((1, 60)) * SECOND  # Not synced yet: the wall clock counts.
     assert len(set(ids)) == len(ids)
     assert sorted(ids) == ids
     assert all(re.fullmatch(r"job_[0-9a-hjkmnp-tv-z]{26}", id_) for id_ in ids)
 
 
-def test_ids_of_two_processes_sort_by_the_store_s_time() -> None:
+def test_ids_of_two_processes_sort_by_store_time() -> None:
     hands = Hands()
     first, second = hands.clock(), hands.clock()
     second.chance = random.Random(2)
@@ -136,7 +136,7 @@ def test_ids_of_two_processes_sort_by_the_store_s_time() -> None:
 
 
 @virtual
-async def test_a_rest_ends_with_its_time_or_with_the_signal() -> None:
+async def test_rest_ends_at_its_timeout_or_signal() -> None:
     loop = asyncio.get_running_loop()
     clock, wake = Clock(monotonic=loop.time), asyncio.Event()
     await clock.rest(3.0, wake)
@@ -147,7 +147,7 @@ async def test_a_rest_ends_with_its_time_or_with_the_signal() -> None:
 
 
 class Ticks:
-    """A tick that does what it is told, and notes when it was called."""
+    """A tick that plays a script of results, and records when it was called."""
 
     def __init__(self, *answers: float | Exception, takes_s: float = 0.0) -> None:
         self.loop = asyncio.get_running_loop()
@@ -170,14 +170,14 @@ class Ticks:
 
 
 @virtual
-async def test_a_loop_rests_as_long_as_the_tick_says_and_no_longer_than_it_may() -> None:
+async def test_loop_rests_as_long_as_the_tick_says_up_to_the_maximum() -> None:
     ticks = Ticks(1.5, 0.0, 1_000.0, 0.0)
     await ticks.running.run()
     assert ticks.times == [0.0, 1.5, 1.5, 61.5]
 
 
 @virtual
-async def test_a_signal_cuts_the_rest_short() -> None:
+async def test_signal_ends_the_rest() -> None:
     ticks = Ticks(50.0, 0.0)
     ticks.loop.call_later(2.0, ticks.running.wake)
     await ticks.running.run()
@@ -185,7 +185,7 @@ async def test_a_signal_cuts_the_rest_short() -> None:
 
 
 @virtual
-async def test_a_signal_during_a_tick_is_not_lost() -> None:
+async def test_signal_during_a_tick_is_not_lost() -> None:
     ticks = Ticks(50.0, 0.0, takes_s=3.0)
     ticks.loop.call_later(2.0, ticks.running.wake)
     await ticks.running.run()
@@ -193,7 +193,7 @@ async def test_a_signal_during_a_tick_is_not_lost() -> None:
 
 
 @virtual
-async def test_many_signals_are_one() -> None:
+async def test_signals_are_coalesced() -> None:
     ticks = Ticks(50.0, 50.0, 0.0, takes_s=3.0)
     for at in (0.5, 1.0, 1.5):
         ticks.loop.call_later(at, ticks.running.wake)
@@ -202,7 +202,7 @@ async def test_many_signals_are_one() -> None:
 
 
 @virtual
-async def test_the_store_s_absence_is_survived_with_a_growing_bounded_jittered_rest() -> None:
+async def test_loop_backs_off_with_jitter_while_the_store_is_unavailable() -> None:
     away: list[Exception] = [StoreUnavailable("away") for _ in range(40)]
     ticks, events = Ticks(*away, 0.0), list[EngineEvent]()
     with subscribed(events.append):
@@ -212,12 +212,12 @@ async def test_the_store_s_absence_is_survived_with_a_growing_bounded_jittered_r
     assert rests[0] <= RETRY_REST_S_MIN * 2
     assert all(RETRY_REST_S_MIN / 2 <= rest <= RETRY_REST_S_MAX for rest in rests)
     assert min(rests[10:]) >= RETRY_REST_S_MAX / 2 - 1e-6
-    assert len({round(rest, 6) for rest in rests[10:]}) > 20  # Not all at once with everybody else.
+    assert len({round(rest, 6) for rest in rests[10:]}) > 20  # Jitter: not all nodes at once.
     assert [type(event) for event in events] == [TickFailed] * 40
 
 
 @virtual
-async def test_after_a_success_the_rests_begin_small_again() -> None:
+async def test_success_resets_the_backoff() -> None:
     away: list[float | Exception] = [StoreUnavailable("away") for _ in range(20)]
     ticks = Ticks(*away, 0.0, StoreUnavailable("away"), 0.0)
     await ticks.running.run()
@@ -225,7 +225,7 @@ async def test_after_a_success_the_rests_begin_small_again() -> None:
 
 
 @virtual
-async def test_any_other_error_is_a_bug_and_ends_the_loop() -> None:
+async def test_any_other_error_ends_the_loop() -> None:
     ticks = Ticks(0.0, ZeroDivisionError("a bug"), 0.0)
     with pytest.raises(ZeroDivisionError):
         await ticks.running.run()
@@ -233,7 +233,7 @@ async def test_any_other_error_is_a_bug_and_ends_the_loop() -> None:
 
 
 @virtual
-async def test_stop_ends_the_rest_at_once_and_a_tick_after_it_is_done() -> None:
+async def test_stop_ends_a_rest_at_once_and_a_tick_when_it_is_done() -> None:
     resting = Ticks(50.0, 50.0, 50.0)
     resting.loop.call_later(2.0, resting.running.stop)
     await resting.running.run()
@@ -246,11 +246,11 @@ async def test_stop_ends_the_rest_at_once_and_a_tick_after_it_is_done() -> None:
 
 
 @virtual
-async def test_silence_counts_from_the_last_tick_that_came_to_its_end() -> None:
+async def test_silence_counts_from_the_last_finished_tick() -> None:
     away: list[Exception] = [StoreUnavailable("away") for _ in range(5)]
     ticks = Ticks(1.0, *away, 1_000.0)
     await ticks.running.run()
-    assert ticks.running.idle_s() == 0.0  # The last tick succeeded just now.
+    assert ticks.running.idle_s() == 0.0  # The last tick has just succeeded.
     failing = Ticks(1.0, *away)
     began = failing.loop.time()
     await failing.running.run()
@@ -258,10 +258,10 @@ async def test_silence_counts_from_the_last_tick_that_came_to_its_end() -> None:
 
 
 @virtual
-async def test_who_misses_a_cancellation_is_cancelled_again() -> None:
+async def test_task_that_swallows_a_cancellation_is_cancelled_again() -> None:
     async def deaf(times: int) -> None:
         for _ in range(times):
-            with contextlib.suppress(asyncio.CancelledError):  # As a client may do in the middle of connecting.
+            with contextlib.suppress(asyncio.CancelledError):  # Some clients do this while connecting.
                 await asyncio.sleep(3_600)
 
     tasks = [asyncio.ensure_future(deaf(times)) for times in (0, 1, 5)]

@@ -1,4 +1,4 @@
-"""Tasks and schedules in headway.toml: what they become, and how a mistake is told."""
+"""Tasks and schedules in headway.toml: what they become, and how mistakes are reported."""
 
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def write(folder: Path, text: str) -> None:
     (folder / "headway.toml").write_text(text)
 
 
-def test_a_file_is_an_app(folder: Path) -> None:
+def test_file_defines_an_app(folder: Path) -> None:
     write(folder, FILE)
     app = file_app()
     assert app is not None
@@ -64,25 +64,25 @@ def test_a_file_is_an_app(folder: Path) -> None:
     assert (ping.execution.isolation, ping.defaults.priority) == ("thread", 5)
     nightly, often = app.declared["nightly"], app.declared["often"]
     assert nightly.trigger == Cron("0 2 * * *", tz="Europe/Berlin")
-    assert (nightly.queue, nightly.max_attempts, nightly.args) == ("slow", 3, '{"day":"today"}')  # The task's.
+    assert (nightly.queue, nightly.max_attempts, nightly.args) == ("slow", 3, '{"day":"today"}')  # From the task.
     assert (nightly.overlap, often.trigger, often.priority) == ("queue", Every("30s"), 5)
 
 
-def test_a_file_without_definitions_is_none(folder: Path) -> None:
+def test_file_without_definitions_defines_no_app(folder: Path) -> None:
     assert file_app() is None
     write(folder, 'store = "sqlite:///x.db"')
     assert file_app() is None
     assert not Definitions.load()
 
 
-def test_the_file_may_name_itself(folder: Path) -> None:
+def test_file_may_set_the_app_name(folder: Path) -> None:
     write(folder, 'name = "backups"\n' + FILE)
     app = file_app()
     assert app is not None
     assert app.name == "backups"
 
 
-def test_every_app_has_the_definitions_of_the_file(folder: Path) -> None:
+def test_every_app_includes_the_definitions_of_the_file(folder: Path) -> None:
     write(folder, FILE + '[schedules.report]\ntask = "report"\nafter = "10m"\n')
     app = Headway(name="shop")
 
@@ -96,7 +96,7 @@ def test_every_app_has_the_definitions_of_the_file(folder: Path) -> None:
     assert Headway(settings=Settings(), name="alone").tasks == {}
 
 
-def test_a_clash_of_names_says_where_the_other_one_is(folder: Path) -> None:
+def test_duplicate_name_error_says_where_the_other_one_is(folder: Path) -> None:
     write(folder, FILE)
     app = Headway(name="shop")
     with pytest.raises(InvalidTask, match=r"two tasks are named 'backup', one of them in headway\.toml"):
@@ -105,7 +105,7 @@ def test_a_clash_of_names_says_where_the_other_one_is(folder: Path) -> None:
         app.schedule("often", "ping", Every("1h"))
 
 
-def test_a_schedule_of_a_task_that_nobody_has_is_told(folder: Path) -> None:
+def test_schedule_of_an_unknown_task_is_rejected(folder: Path) -> None:
     write(folder, FILE.replace('task = "ping"', 'task = "pnig"'))
     with pytest.raises(InvalidConfig, match=r"headway\.toml: schedules\.often: no task is named 'pnig'; known are"):
         assert Headway(name="shop").declared
@@ -145,7 +145,7 @@ def test_a_schedule_of_a_task_that_nobody_has_is_told(folder: Path) -> None:
         ("taks = 5", "unknown setting 'taks'"),
     ],
 )
-def test_a_mistake_is_told_with_file_and_key(folder: Path, text: str, message: str) -> None:
+def test_mistakes_are_reported_with_file_and_key(folder: Path, text: str, message: str) -> None:
     write(folder, text)
     with pytest.raises(InvalidConfig, match=message) as refused:
         Headway(name="shop")

@@ -1,4 +1,4 @@
-"""Which errors are the same error, and which of them a text means."""
+"""Grouping of errors by kind, and lookup of a kind by its text."""
 
 import msgspec
 import pytest
@@ -31,15 +31,15 @@ def kind_of(kind: str, message: str) -> str:
         ('"' * 700, "OSError: " + '"' * 199 + "…"),
     ],
 )
-def test_errors_that_differ_in_numbers_and_ids_only_are_one(message: str, kind: str) -> None:
+def test_errors_that_differ_only_in_numbers_and_ids_have_one_kind(message: str, kind: str) -> None:
     assert kind_of("OSError", message) == kind
-    assert error_kind(kind) == kind  # What is shown finds what it was shown for.
+    assert error_kind(kind) == kind  # The text that is shown finds the same kind.
     assert is_meant(kind, kind)
     assert is_meant(kind, "OSError")
     assert not is_meant(kind, "OSErro")
 
 
-def test_a_kind_of_a_kind_is_itself_whatever_it_was_made_of() -> None:
+def test_kind_is_idempotent_for_any_text() -> None:
     for text in (
         "E1: x1ab_aaaaaaaaaaaaaaaaaaaaaaaa",
         "E: " + "ab1" * 400,
@@ -53,8 +53,8 @@ def test_a_kind_of_a_kind_is_itself_whatever_it_was_made_of() -> None:
         assert error_kind(error_kind(text)) == error_kind(text)
 
 
-def test_errors_that_were_cut_or_are_no_errors_have_a_kind_too() -> None:
-    for cut in range(20, HEAD):  # Wherever the beginning ends, an escape is never half read.
+def test_truncated_and_malformed_errors_have_a_kind() -> None:
+    for cut in range(20, HEAD):  # Wherever the text is truncated, no escape sequence is split.
         text = error_text(stored("OSError", "\u0001\\" * 400)[:cut], status="FAILED", reason="")
         assert text.partition(":")[0] in ("OSError", "Error")
     assert error_text("not JSON", status="FAILED", reason="") == "Error: not JSON"
@@ -63,7 +63,7 @@ def test_errors_that_were_cut_or_are_no_errors_have_a_kind_too() -> None:
     assert error_text(None, status="FAILED", reason=None) == "FAILED: no error was recorded"
 
 
-def test_a_text_finds_its_own_kind_and_no_other() -> None:
+def test_text_matches_only_its_own_kind() -> None:
     assert is_meant("OSError: row … is bad", "OSError: row 18 is bad")
     assert not is_meant("OSError: row … is bad and full", "OSError: row 18 is bad")
     assert not is_meant("ValueError: row … is bad", "OSError: row … is bad")

@@ -1,4 +1,4 @@
-"""Instants and durations: what is written is read back, and what cannot be read is refused in one line."""
+"""Instants and durations: formatting round-trips, and invalid texts are rejected with one line."""
 
 import time
 from contextlib import suppress
@@ -54,7 +54,7 @@ from headway.core.instants import (
         (DURATION_MAX / SECOND, DURATION_MAX),
     ],
 )
-def test_durations_are_read(written: str | float | timedelta, micros: int) -> None:
+def test_durations_are_parsed(written: str | float | timedelta, micros: int) -> None:
     assert parse_duration(written) == micros
 
 
@@ -102,8 +102,8 @@ def test_durations_are_read(written: str | float | timedelta, micros: int) -> No
     ],
     ids=lambda value: quote(value)[:20],
 )
-def test_what_is_no_duration_is_refused_in_one_short_line(written: object) -> None:
-    started = time.thread_time()  # What this thread computes, however long it is kept waiting.
+def test_invalid_durations_are_rejected_with_one_short_line(written: object) -> None:
+    started = time.thread_time()  # CPU time of this thread: independent of the load of the machine.
     with pytest.raises(DefinitionError) as refused:
         parse_duration(written, what="grace")  # type: ignore[arg-type]
     assert time.thread_time() - started < 5
@@ -115,24 +115,24 @@ def test_what_is_no_duration_is_refused_in_one_short_line(written: object) -> No
 
 @given(st.integers(0, DURATION_MAX))
 @settings(deadline=None)
-def test_a_written_duration_reads_as_itself(micros: int) -> None:
+def test_duration_round_trips(micros: int) -> None:
     assert parse_duration(format_duration(micros)) == micros
 
 
 @given(st.integers(-DURATION_MAX, -1))
 @settings(deadline=None)
-def test_a_negative_duration_is_written_with_its_sign(micros: int) -> None:
+def test_negative_duration_is_formatted_with_its_sign(micros: int) -> None:
     assert format_duration(micros) == "-" + format_duration(-micros)
 
 
 @given(st.text(max_size=80) | st.text("0123456789smhdw. us-", max_size=80))
 @settings(deadline=None)
-def test_any_text_is_a_duration_or_refused(text: str) -> None:
-    with suppress(DefinitionError):  # And nothing else.
+def test_any_text_is_a_duration_or_rejected(text: str) -> None:
+    with suppress(DefinitionError):  # And raises nothing else.
         assert 0 <= parse_duration(text) <= DURATION_MAX
 
 
-def test_durations_are_written_with_the_largest_unit_first() -> None:
+def test_durations_are_formatted_with_the_largest_unit_first() -> None:
     assert format_duration(0) == "0s"
     assert format_duration(DAY + HOUR + MINUTE + SECOND + MILLISECOND + 1) == "1d1h1m1s1ms1us"
 
@@ -156,7 +156,7 @@ def test_durations_are_written_with_the_largest_unit_first() -> None:
         ("9999-12-31T23:59:59.999999Z", None, "9999-12-31T23:59:59.999999Z"),
     ],
 )
-def test_instants_are_read(written: str | datetime, tz: str | None, expected: str) -> None:
+def test_instants_are_parsed(written: str | datetime, tz: str | None, expected: str) -> None:
     assert isoformat(parse_instant(written, tz=tz)) == expected
 
 
@@ -185,7 +185,7 @@ def test_instants_are_read(written: str | datetime, tz: str | None, expected: st
     ],
     ids=lambda value: quote(value)[:20],
 )
-def test_what_is_no_time_is_refused_in_one_short_line(written: object) -> None:
+def test_invalid_instants_are_rejected_with_one_short_line(written: object) -> None:
     with pytest.raises(DefinitionError) as refused:
         parse_instant(written, what="start")  # type: ignore[arg-type]
     message = str(refused.value)
@@ -195,7 +195,7 @@ def test_what_is_no_time_is_refused_in_one_short_line(written: object) -> None:
 
 
 @pytest.mark.parametrize("tz", ["Nope/Zone", "../../etc/passwd", "/etc/passwd", "Europe", "a\0b", "x" * 10_000])
-def test_what_is_no_zone_is_refused(tz: str) -> None:
+def test_unknown_time_zones_are_rejected(tz: str) -> None:
     with pytest.raises(DefinitionError, match=r"^tz must be an IANA time zone") as refused:
         parse_instant("2027-01-01", tz=tz)
     assert len(str(refused.value)) < 160
@@ -203,7 +203,7 @@ def test_what_is_no_zone_is_refused(tz: str) -> None:
 
 @given(st.integers(INSTANT_MIN, INSTANT_MAX))
 @settings(deadline=None)
-def test_a_written_instant_reads_as_itself(instant: int) -> None:
+def test_instant_round_trips(instant: int) -> None:
     assert parse_instant(isoformat(instant)) == instant
     assert from_datetime(to_datetime(instant)) == instant
 
@@ -213,26 +213,26 @@ def test_a_written_instant_reads_as_itself(instant: int) -> None:
     st.integers(-14 * 60, 14 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes))),
 )
 @settings(deadline=None)
-def test_an_offset_does_not_change_the_instant(moment: datetime, zone: timezone) -> None:
+def test_offset_does_not_change_the_instant(moment: datetime, zone: timezone) -> None:
     try:
         elsewhere = moment.astimezone(zone)
-    except OverflowError:  # Local to a year that does not exist.
+    except OverflowError:  # The local time is in a year that datetime cannot represent.
         return
     assert parse_instant(elsewhere) == parse_instant(moment) == parse_instant(elsewhere.isoformat())
 
 
 @given(st.text(max_size=80) | st.text("0123456789-:TZ+. W", max_size=40))
 @settings(deadline=None)
-def test_any_text_is_an_instant_or_refused(text: str) -> None:
-    with suppress(DefinitionError):  # And nothing else.
+def test_any_text_is_an_instant_or_rejected(text: str) -> None:
+    with suppress(DefinitionError):  # And raises nothing else.
         assert INSTANT_MIN <= parse_instant(text) <= INSTANT_MAX
 
 
-def test_the_bounds_are_those_of_dates() -> None:
+def test_bounds_are_those_of_datetime() -> None:
     assert (isoformat(INSTANT_MIN), isoformat(INSTANT_MAX)) == ("0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z")
 
 
-def test_a_quote_is_short_and_on_one_line() -> None:
+def test_quote_is_short_and_on_one_line() -> None:
     assert quote("a\nb") == "'a\\nb'"
     assert quote(10**5_000) == "a number of thousands of digits"
     assert len(quote("x" * 10**7)) == 64
@@ -240,7 +240,7 @@ def test_a_quote_is_short_and_on_one_line() -> None:
 
 
 @pytest.mark.parametrize("instant", [INSTANT_MAX + 1, 2**62, -(2**62), INSTANT_MIN - 1])
-def test_what_is_no_date_is_shown_as_an_end_of_the_calendar(instant: int) -> None:
+def test_instants_beyond_datetime_are_shown_as_its_bounds(instant: int) -> None:
     shown = to_datetime(instant)
     assert shown.year == (1 if instant < 0 else 9999)
     assert isoformat(instant).startswith(f"{shown:%m-%d}", 5)
@@ -248,7 +248,7 @@ def test_what_is_no_date_is_shown_as_an_end_of_the_calendar(instant: int) -> Non
         shown.astimezone(ZoneInfo(zone))
 
 
-def test_a_job_starts_before_the_year_2200() -> None:
+def test_start_of_a_job_is_before_the_year_2200() -> None:
     assert parse_start("2199-12-31T23:59:59Z", what="at") == START_MAX - SECOND
     assert isoformat(START_MAX) == "2200-01-01T00:00:00Z"
     for text in ("2200-01-01T00:00:00Z", "9999-12-31T23:00:00Z"):

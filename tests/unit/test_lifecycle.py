@@ -1,4 +1,4 @@
-"""The state machine: every outcome of an attempt, and what must hold for all of them."""
+"""The state machine: the effect of every outcome of an attempt, and the invariants of all of them."""
 
 import pytest
 from hypothesis import given, settings
@@ -58,7 +58,7 @@ def attempt(failures: int = 0, max_attempts: int = 3, backoff: Backoff = Backoff
         (LeaseExpired(losses=3), 1, Status.FAILED, "expired", 1),
     ],
 )
-def test_what_an_attempt_makes_of_its_job(
+def test_outcome_of_an_attempt_determines_the_status(
     outcome: AttemptOutcome, failures: int, status: Status, name: str, failures_then: int
 ) -> None:
     settled = settle(attempt(failures), outcome, 0.5)
@@ -66,7 +66,7 @@ def test_what_an_attempt_makes_of_its_job(
     assert (settled.job_id, settled.attempt, settled.schedule) == ("job_1", 7, "s")
 
 
-def test_results_errors_and_reasons_are_carried() -> None:
+def test_results_errors_and_reasons_are_kept() -> None:
     assert settle(attempt(), Succeeded("[1]"), 0).result == "[1]"
     assert settle(attempt(), Succeeded("[1]"), 0).error is None
     assert settle(attempt(), Raised(ERROR), 0).error == ERROR
@@ -82,23 +82,23 @@ def test_results_errors_and_reasons_are_carried() -> None:
     assert (parked.reason, parked.parked, parked.error) == ("nobody knows it", "unknown task", None)
 
 
-def test_a_lost_worker_is_not_the_fault_of_its_job() -> None:
-    """However few failures it is allowed, it starts again soon, and loses none of its attempts."""
+def test_lost_worker_is_not_charged_to_its_job() -> None:
+    """Even with one allowed attempt, the job restarts soon and is charged no failure."""
     patient = Backoff(first=DAY, most=DAY)
     lost = [settle(attempt(0, 1, patient), LeaseExpired(losses=losses), 0.5) for losses in (1, 2, LOSSES_MAX)]
     assert [settled.status for settled in lost] == [Status.RETRYING, Status.RETRYING, Status.FAILED]
     assert [settled.retry_in for settled in lost] == [0, LOSS_WAIT_MAX, 0]
     assert [settled.failures for settled in lost] == [0, 0, 0]
     assert lost[-1].reason == "worker lost 3 times, the last time with no other job on it"
-    assert settle(attempt(0, 9), LeaseExpired(losses=8), 0.5).status is Status.RETRYING  # More are allowed.
+    assert settle(attempt(0, 9), LeaseExpired(losses=8), 0.5).status is Status.RETRYING  # 9 are allowed.
     hasty = Backoff(first=SECOND, most=SECOND)
     assert settle(attempt(0, 1, hasty), LeaseExpired(losses=2), 0.0).retry_in == SECOND // 2
-    # An older version counted losses as failures; then "2 of 1" would be nonsense.
+    # An older version counted losses as failures, which would give "failure 2 of 1".
     failed = settle(attempt(1, 1), Raised(ERROR), 0.5)
     assert (failed.status, failed.reason) == (Status.FAILED, "raised, failure 2")
 
 
-def test_who_ran_beside_others_is_not_given_up_but_kept_apart() -> None:
+def test_job_lost_beside_others_is_isolated_and_not_failed() -> None:
     def company(**lost: int) -> int | None:
         settled = settle(attempt(0, 1), LeaseExpired(**lost), 0.5)  # type: ignore[arg-type]
         assert settled.status is Status.RETRYING
@@ -107,10 +107,10 @@ def test_who_ran_beside_others_is_not_given_up_but_kept_apart() -> None:
     assert company(losses=1, beside=99) is None, "the first loss costs nothing"
     assert company(losses=2, beside=99) == 12
     assert company(losses=2, beside=7) == 1
-    assert company(losses=2) == 0, "it was alone"
+    assert company(losses=2) == 0, "it ran alone"
     assert company(losses=3, beside=30, suspects=11, was_suspect=True) == 1
-    assert company(losses=3, beside=30, suspects=0, was_suspect=True) == 0, "and then it runs alone,"
-    assert company(losses=50, beside=1, suspects=0, was_suspect=True) == 0, "however often"
+    assert company(losses=3, beside=30, suspects=0, was_suspect=True) == 0, "after that it runs alone"
+    assert company(losses=50, beside=1, suspects=0, was_suspect=True) == 0, "it stays alone after any number of losses"
     windows = [
         settle(attempt(), LeaseExpired(losses=losses, beside=1, longest=longest), 0.5).apart_for
         for losses, longest in ((2, SECOND), (2, MINUTE), (2, HOUR), (5, HOUR), (5, 40 * DAY), (40, 40 * DAY))
@@ -118,7 +118,7 @@ def test_who_ran_beside_others_is_not_given_up_but_kept_apart() -> None:
     assert windows == [APART_MIN, 2 * MINUTE, 4 * MINUTE, 32 * MINUTE, 32 * MINUTE, APART_MAX]
 
 
-def test_a_task_may_say_when_to_try_again() -> None:
+def test_task_may_set_its_retry_delay() -> None:
     assert settle(attempt(), Raised(ERROR, retry_in=DAY), 0.9).retry_in == DAY
     assert settle(attempt(), Raised(ERROR, retry_in=0), 0.9).retry_in == 0
     assert settle(attempt(2), Raised(ERROR, retry_in=DAY), 0.9).status is Status.FAILED
@@ -149,10 +149,10 @@ attempts = st.builds(
 
 @given(attempts, outcomes, spreads)
 @settings(deadline=None)
-def test_what_holds_for_every_outcome(tried: Attempt, outcome: AttemptOutcome, spread: float) -> None:
+def test_invariants_of_every_outcome(tried: Attempt, outcome: AttemptOutcome, spread: float) -> None:
     settled = settle(tried, outcome, spread)
     assert settled.status in TRANSITIONS["settle"][1]
-    assert (settled.job_id, settled.attempt) == (tried.job_id, tried.attempt)  # The fence is never touched.
+    assert (settled.job_id, settled.attempt) == (tried.job_id, tried.attempt)  # The fence never changes.
     assert settled.failures == tried.failures + isinstance(outcome, Raised | Crashed | TimedOut)
     assert settled.failures <= tried.max_attempts
     given_up = settled.failures >= tried.max_attempts or (
@@ -179,7 +179,7 @@ def test_what_holds_for_every_outcome(tried: Attempt, outcome: AttemptOutcome, s
 
 @given(backoffs, st.integers(1, 1_000), spreads, spreads)
 @settings(deadline=None)
-def test_a_backoff_stays_in_its_bounds(backoff: Backoff, failures: int, spread: float, other: float) -> None:
+def test_backoff_stays_within_its_bounds(backoff: Backoff, failures: int, spread: float, other: float) -> None:
     wait = backoff.wait(failures, spread)
     nominal = min(backoff.first * 2 ** (failures - 1), backoff.most)
     assert nominal // 2 <= wait <= nominal + 1
@@ -188,7 +188,7 @@ def test_a_backoff_stays_in_its_bounds(backoff: Backoff, failures: int, spread: 
     assert (backoff.wait(failures, other) >= wait) or other < spread
 
 
-def test_a_backoff_doubles() -> None:
+def test_backoff_doubles() -> None:
     backoff = Backoff(first=4 * SECOND, most=MINUTE)
     assert [backoff.wait(failures, 0) // SECOND for failures in range(1, 8)] == [2, 4, 8, 16, 30, 30, 30]
     assert backoff.wait(1, 0.5) == 3 * SECOND
@@ -199,7 +199,7 @@ def test_a_backoff_doubles() -> None:
     ("text", "first", "most"),
     [("5s..5m", 5 * SECOND, 5 * MINUTE), ("10s", 10 * SECOND, 10 * SECOND), ("0s..0s", 0, 0), (30, 30 * SECOND, None)],
 )
-def test_a_backoff_is_read(text: str | int, first: int, most: int | None) -> None:
+def test_backoff_is_parsed(text: str | int, first: int, most: int | None) -> None:
     backoff = Backoff.parse(text)
     assert (backoff.first, backoff.most) == (first, first if most is None else most)
     assert Backoff.parse(str(backoff)) == backoff
@@ -208,13 +208,13 @@ def test_a_backoff_is_read(text: str | int, first: int, most: int | None) -> Non
 @pytest.mark.parametrize(
     "text", ["", "..", "5s..", "..5m", "5m..5s", "5s...5m", "x", "5s..5m..6m", "9" * 10**6, None, 1e99]
 )
-def test_what_is_no_backoff_is_refused(text: object) -> None:
+def test_invalid_backoffs_are_rejected(text: object) -> None:
     with pytest.raises(DefinitionError, match=r"^backoff must ") as refused:
         Backoff.parse(text)  # type: ignore[arg-type]
     assert len(str(refused.value)) < 160
 
 
-def test_final_states_have_no_way_out() -> None:
+def test_final_states_have_no_transitions() -> None:
     assert {status for status in Status if status.is_final} == FINAL
     for sources, targets in TRANSITIONS.values():
         assert not sources & FINAL

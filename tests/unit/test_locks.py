@@ -1,4 +1,4 @@
-"""Locks in virtual worlds, where users test the tasks that need them."""
+"""Locks in virtual worlds, where users test tasks that need them."""
 
 import asyncio
 from pathlib import Path
@@ -16,14 +16,14 @@ def app(tmp_path: Path) -> Headway:
     return Headway(f"sqlite:///{tmp_path}/never.db", name="shop")
 
 
-def test_tasks_wait_for_one_another_on_virtual_time(app: Headway) -> None:
+def test_tasks_wait_for_each_other_in_virtual_time(app: Headway) -> None:
     diary: list[tuple[str, int]] = []
 
     @app.task
     async def write(number: int) -> None:
         async with app.lock("stock", ttl="1s") as lock:
             diary.append(("in", lock.token))
-            await asyncio.sleep(60)  # Hundreds of renewals.
+            await asyncio.sleep(60)  # Long enough for hundreds of renewals.
             lock.check()
             diary.append(("out", lock.token))
 
@@ -36,7 +36,7 @@ def test_tasks_wait_for_one_another_on_virtual_time(app: Headway) -> None:
     assert diary == [(way, token) for token in tokens for way in ("in", "out")]
 
 
-def test_code_that_does_not_await_has_locks_there_too(app: Headway) -> None:
+def test_synchronous_code_can_use_locks(app: Headway) -> None:
     ended: list[int] = []
 
     @app.task

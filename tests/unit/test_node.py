@@ -1,4 +1,4 @@
-"""Whole nodes on the real store: who leads after what, and in which order they stop."""
+"""Whole nodes on the real store: leadership after failures, and the order of a stop."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from headway.core.ports import Due, Shards, slot_of
 from headway.core.schedules import ScheduleSpec
 from headway.core.settings import Settings
 from headway.core.triggers import Every
-from headway.wiring.node import HOUSEKEEPING, EngineNode, World
+from headway.wiring.node import HOUSEKEEPING, EngineNode, NodePorts
 from headway.worker.child_pool_port import SupervisorPort
 from headway.worker.ipc import TaskInfo
 from headway.worker.supervisor import Supervisor
@@ -31,9 +31,9 @@ SETTINGS = Settings(node="test", leader_lease=round(LEASE_S * SECOND), poll=SECO
 
 
 class Actor:
-    """A node that runs at a seat."""
+    """A node that runs on a seat."""
 
-    def __init__(self, seat: Seat, settings: Settings = SETTINGS, world: World | None = None) -> None:
+    def __init__(self, seat: Seat, settings: Settings = SETTINGS, world: NodePorts | None = None) -> None:
         self.seat = seat
         self.node = EngineNode(world or world_of(seat), settings, seat.clock)
         self.task = asyncio.create_task(self.node.run())
@@ -42,7 +42,7 @@ class Actor:
         return set(self.node.holds()) - {HOUSEKEEPING}
 
     async def crash(self) -> None:
-        self.seat.driver.is_down = True  # Nothing that it does while it falls reaches the store.
+        self.seat.driver.is_down = True  # Writes of the dying node do not reach the store.
         self.task.cancel()
         await asyncio.wait([self.task])
 
@@ -52,10 +52,10 @@ class Actor:
             await self.task
 
 
-def world_of(seat: Seat) -> World:
-    """Give a node the real store of its seat."""
+def world_of(seat: Seat) -> NodePorts:
+    """Connect a node to the real store of its seat."""
     store = seat.store
-    return World(
+    return NodePorts(
         ledger=store.ledger, housekeeping=store.housekeeping, leases=store.leases, nodes=store.nodes, watch=store.watch
     )
 
@@ -87,7 +87,7 @@ async def test_one_node_takes_every_role_and_decides_on_time() -> None:
 
 
 @virtual
-async def test_after_a_crash_another_node_decides_what_became_due_meanwhile() -> None:
+async def test_another_node_decides_what_became_due_after_a_crash() -> None:
     async with Stage() as stage:
         await put(stage, "a")
         first = Actor(stage.seat("node_a"))
@@ -107,13 +107,13 @@ async def test_after_a_crash_another_node_decides_what_became_due_meanwhile() ->
 
 
 @virtual
-async def test_a_crashed_leader_is_waited_for_no_longer_than_its_lease_and_a_moment() -> None:
+async def test_crashed_leader_is_replaced_soon_after_its_lease() -> None:
     async with Stage() as stage:
         leader = Actor(stage.seat("node_a"))
         for turn, (offset_s, phase_s) in enumerate(product((0.3, 1.1, 1.9, 2.7, 3.2), (0.1, 0.9, 1.7, 2.5))):
-            await asyncio.sleep(LEASE_S + offset_s)  # Renewals and looks at every distance,
+            await asyncio.sleep(LEASE_S + offset_s)  # Vary the offset between renewals and checks,
             waiting = Actor(stage.seat(f"node_b{turn}"))
-            await asyncio.sleep(2 * LEASE_S - offset_s + phase_s)  # and the crash between them.
+            await asyncio.sleep(2 * LEASE_S - offset_s + phase_s)  # and the time of the crash.
             await leader.crash()
             await until(waiting.shards, within_s=LEASE_S + 2.0)
             leader = waiting
@@ -121,7 +121,7 @@ async def test_a_crashed_leader_is_waited_for_no_longer_than_its_lease_and_a_mom
 
 
 @virtual
-async def test_a_clean_stop_makes_nobody_wait() -> None:
+async def test_clean_stop_hands_leadership_over_at_once() -> None:
     async with Stage() as stage:
         await put(stage, "a")
         first = Actor(stage.seat("node_a"))
@@ -137,7 +137,7 @@ async def test_a_clean_stop_makes_nobody_wait() -> None:
 
 
 @virtual
-async def test_a_stop_without_a_store_takes_no_longer_than_the_goodbye() -> None:
+async def test_stop_without_a_store_ends_in_time() -> None:
     async with Stage() as stage:
         actor = Actor(stage.seat())
         await asyncio.sleep(3.0)
@@ -146,7 +146,7 @@ async def test_a_stop_without_a_store_takes_no_longer_than_the_goodbye() -> None
 
 
 @virtual
-async def test_a_bug_in_one_loop_ends_the_node_and_hands_its_roles_over() -> None:
+async def test_bug_in_one_loop_ends_the_node_and_releases_its_roles() -> None:
     async with Stage() as stage:
         await put(stage, "a")
         actor = Actor(stage.seat())
@@ -164,8 +164,8 @@ async def test_a_bug_in_one_loop_ends_the_node_and_hands_its_roles_over() -> Non
 
 
 @virtual
-async def test_a_loop_that_loses_the_word_of_its_cancellation_does_not_keep_a_broken_node() -> None:
-    """As a client library may, whose answer comes at the moment of the cancellation."""
+async def test_loop_that_swallows_its_cancellation_does_not_keep_a_broken_node_alive() -> None:
+    """A client library may swallow it if its response arrives at that moment."""
     async with Stage() as stage:
         await put(stage, "a")
         actor = Actor(stage.seat())
@@ -189,7 +189,7 @@ async def test_a_loop_that_loses_the_word_of_its_cancellation_does_not_keep_a_br
 
 
 @virtual
-async def test_a_leader_whose_scheduler_hangs_steps_down_for_another() -> None:
+async def test_leader_with_a_hanging_scheduler_steps_down() -> None:
     async with Stage() as stage:
         await put(stage, "a")
         first = Actor(stage.seat("node_a"))
@@ -205,7 +205,7 @@ async def test_a_leader_whose_scheduler_hangs_steps_down_for_another() -> None:
         first.seat.store.ledger.due = hangs  # type: ignore[method-assign]
         await until(second.shards, within_s=2 * LEASE_S)
         reasons = [event.reason for event in stage.said(TermLost) if event.role == "scheduler/0"]
-        assert reasons == ["the loop stands still"]
+        assert reasons == ["the loop is stuck"]
         await asyncio.sleep(3 * LEASE_S)
         assert second.shards()
         assert undecided_s(stage) < 0.5
@@ -213,7 +213,7 @@ async def test_a_leader_whose_scheduler_hangs_steps_down_for_another() -> None:
 
 
 @virtual
-async def test_shards_are_shared_and_given_to_newcomers() -> None:
+async def test_shards_are_balanced_when_nodes_join() -> None:
     settings = replace(SETTINGS, scheduler_shards=3)
     everything = {"scheduler/0", "scheduler/1", "scheduler/2"}
     async with Stage() as stage:
@@ -229,12 +229,12 @@ async def test_shards_are_shared_and_given_to_newcomers() -> None:
 
 
 @virtual
-async def test_the_shards_of_a_dead_node_go_to_the_living_in_time() -> None:
+async def test_shards_of_a_dead_node_are_taken_over_in_time() -> None:
     settings = replace(SETTINGS, scheduler_shards=3)
     everything = {"scheduler/0", "scheduler/1", "scheduler/2"}
     async with Stage() as stage:
         first = Actor(stage.seat("node_a"), settings)
-        for phase in range(20):  # The crash meets renewals and beats at every distance.
+        for phase in range(20):  # Vary the offset between the crash, renewals and heartbeats.
             second = Actor(stage.seat(f"node_b{phase}"), settings)
             await asyncio.sleep(40.0 + phase * 0.37)
             assert first.shards() | second.shards() == everything
@@ -245,7 +245,7 @@ async def test_the_shards_of_a_dead_node_go_to_the_living_in_time() -> None:
 
 
 @virtual
-async def test_the_shards_of_a_node_that_hangs_go_to_those_that_work() -> None:
+async def test_shards_of_a_hanging_node_are_taken_over() -> None:
     settings = replace(SETTINGS, scheduler_shards=2)
     async with Stage() as stage:
         await put(stage, *(name for name in ("a", "b", "c", "d", "e", "f") if slot_of(name) % 2 in (0, 1)))
@@ -259,14 +259,14 @@ async def test_the_shards_of_a_node_that_hangs_go_to_those_that_work() -> None:
         second.seat.store.ledger.due = hangs  # type: ignore[method-assign]
         await until(lambda: len(first.shards()) == 2, within_s=3 * LEASE_S)
         await asyncio.sleep(3 * LEASE_S)
-        assert len(first.shards()) == 2  # It beats, but it does not count as somebody to share with.
+        assert len(first.shards()) == 2  # Its heartbeat continues, but it gets no share.
         assert undecided_s(stage) < 0.5
         await second.crash()
         await first.stop()
 
 
 @virtual
-async def test_after_an_outage_longer_than_the_leases_everything_is_decided_within_ten_seconds() -> None:
+async def test_everything_is_decided_within_ten_seconds_after_a_long_outage() -> None:
     for outage_s in (11.0, 13.0, 17.0, 29.0):
         async with Stage() as stage:
             await put(stage, "a")
@@ -283,7 +283,7 @@ async def test_after_an_outage_longer_than_the_leases_everything_is_decided_with
 
 
 @virtual
-async def test_with_locks_nobody_leads_and_everything_is_decided_once() -> None:
+async def test_lock_mode_has_no_leader_and_decides_everything_once() -> None:
     settings = replace(SETTINGS, coordination_mode="lock")
     async with Stage() as stage:
         await put(stage, "a", "b", "c")
@@ -298,7 +298,7 @@ async def test_with_locks_nobody_leads_and_everything_is_decided_once() -> None:
 
 
 @virtual
-async def test_an_idle_node_leaves_the_store_in_peace() -> None:
+async def test_idle_node_sends_few_statements() -> None:
     async with Stage() as stage:
         leader = Actor(stage.seat("node_a"))
         await asyncio.sleep(3.0)
@@ -316,7 +316,7 @@ async def test_an_idle_node_leaves_the_store_in_peace() -> None:
 
 
 class ChildPool:
-    """Runs jobs for a while each, and notes what it was told."""
+    """Runs each job for a fixed time, and records its calls."""
 
     def __init__(self, job_s: float, places: int = 4) -> None:
         self.tasks = {"work": TaskInfo(name="work", isolation="loop")}
@@ -380,7 +380,7 @@ class ChildPool:
 
 
 class Worker(Actor):
-    """A worker that runs at a seat."""
+    """A worker that runs on a seat."""
 
     def __init__(self, seat: Seat, job_s: float, settings: Settings = SETTINGS, *, schedules: bool = False) -> None:
         self.seat = seat
@@ -400,18 +400,18 @@ class Worker(Actor):
 
 
 async def enqueue(stage: Stage, *ids: str) -> None:
-    """Hand in jobs."""
+    """Enqueue jobs."""
     await stage.seat("client").store.queue.enqueue([NewJob(id=f"job_{id_}", task="work") for id_ in ids])
 
 
 def jobs(stage: Stage, *columns: str) -> list[Any]:
-    """Read columns of all jobs, by their ids."""
+    """Read columns of all jobs, ordered by id."""
     rows = stage.sql(f"select {', '.join(columns)} from headway_jobs order by id")
     return [row[0] if len(columns) == 1 else tuple(row) for row in rows]
 
 
 @virtual
-async def test_a_worker_runs_jobs_and_keeps_house_but_decides_nothing() -> None:
+async def test_worker_runs_jobs_and_does_housekeeping_but_decides_nothing() -> None:
     async with Stage() as stage:
         await put(stage, "a")
         worker = Worker(stage.seat(), job_s=3.0)
@@ -425,7 +425,7 @@ async def test_a_worker_runs_jobs_and_keeps_house_but_decides_nothing() -> None:
 
 
 @virtual
-async def test_one_process_in_both_roles_decides_and_runs() -> None:
+async def test_process_with_both_roles_decides_and_runs() -> None:
     async with Stage() as stage:
         await put(stage, "a")
         both = Worker(stage.seat(), job_s=0.5, schedules=True)
@@ -439,28 +439,28 @@ async def test_one_process_in_both_roles_decides_and_runs() -> None:
 
 
 @virtual
-async def test_a_living_worker_keeps_its_leases_and_a_dead_one_loses_its_jobs() -> None:
+async def test_live_worker_keeps_its_leases_and_dead_worker_loses_its_jobs() -> None:
     settings = replace(SETTINGS, worker_lease=6 * SECOND)
     async with Stage() as stage:
         await enqueue(stage, "a")
         first = Worker(stage.seat("node_a"), 60.0, settings)
         await asyncio.sleep(2.0)
         second = Worker(stage.seat("node_b"), 60.0, settings)
-        await asyncio.sleep(40.0)  # Many leases long.
+        await asyncio.sleep(40.0)  # Many times the lease.
         assert jobs(stage, "attempt", "node") == [(1, "node_a")]
         await first.crash()
-        # The dead one kept house too: its lease of ten seconds has to run out first.
+        # The dead node also did the housekeeping: its lease of ten seconds has to expire first.
         waited_s = await until(lambda: jobs(stage, "attempt", "node") == [(2, "node_b")], within_s=TAKEOVER_S + 3.0)
         assert waited_s > 3.0
         await second.crash()
 
 
 @virtual
-async def test_a_worker_that_cannot_extend_stops_the_code_before_anybody_else_starts_it() -> None:
+async def test_worker_that_cannot_extend_its_leases_stops_jobs_before_others_start_them() -> None:
     settings = replace(SETTINGS, worker_lease=6 * SECOND)
     async with Stage() as stage:
         await enqueue(stage, "a")
-        other = Actor(stage.seat("node_a"))  # Keeps house.
+        other = Actor(stage.seat("node_a"))  # Does the housekeeping.
         await asyncio.sleep(1.0)
         cut_off = Worker(stage.seat("node_b"), 60.0, settings)
         await asyncio.sleep(10.0)
@@ -478,7 +478,7 @@ async def test_a_worker_that_cannot_extend_stops_the_code_before_anybody_else_st
 
 
 @virtual
-async def test_a_stop_waits_for_jobs_within_the_grace_and_hands_back_the_rest() -> None:
+async def test_stop_waits_for_jobs_within_the_grace_and_releases_the_rest() -> None:
     settings = replace(SETTINGS, grace=4 * SECOND)
     async with Stage() as stage:
         await enqueue(stage, "a")
@@ -501,7 +501,7 @@ async def test_a_stop_waits_for_jobs_within_the_grace_and_hands_back_the_rest() 
 
 
 @virtual
-async def test_hurrying_does_not_wait_for_the_grace() -> None:
+async def test_hurry_does_not_wait_for_the_grace() -> None:
     async with Stage() as stage:
         await enqueue(stage, "a")
         worker = Worker(stage.seat(), 30.0)
@@ -513,7 +513,7 @@ async def test_hurrying_does_not_wait_for_the_grace() -> None:
 
 
 @virtual
-async def test_a_job_that_is_being_claimed_during_the_stop_is_handed_back() -> None:
+async def test_job_claimed_during_the_stop_is_released() -> None:
     for grace in (0, 5 * SECOND):
         async with Stage() as stage:
             worker = Worker(stage.seat(), 30.0, replace(SETTINGS, grace=grace))
@@ -521,13 +521,13 @@ async def test_a_job_that_is_being_claimed_during_the_stop_is_handed_back() -> N
             await enqueue(stage, "a")
             worker.seat.driver.answering_s = 0.3
             await until(lambda: jobs(stage, "status") == ["RUNNING"], within_s=3.0, step_s=0.01)
-            assert not worker.supervisor.running()  # The answer is still on its way.
+            assert not worker.supervisor.running()  # The response is still in flight.
             await worker.stop()
             assert jobs(stage, "status", "failures") == [("PENDING", 0)], grace
 
 
 @virtual
-async def test_a_claim_whose_answer_comes_after_the_lease_starts_nothing() -> None:
+async def test_claim_response_after_the_lease_starts_nothing() -> None:
     settings = replace(SETTINGS, worker_lease=3 * SECOND)
     async with Stage() as stage:
         worker = Worker(stage.seat(), 30.0, settings)
@@ -541,7 +541,7 @@ async def test_a_claim_whose_answer_comes_after_the_lease_starts_nothing() -> No
 
 
 @virtual
-async def test_a_drain_that_an_operator_asks_for_takes_as_long_as_the_jobs() -> None:
+async def test_requested_drain_waits_for_running_jobs() -> None:
     settings = replace(SETTINGS, grace=SECOND)
     async with Stage() as stage:
         await enqueue(stage, "a")
@@ -557,13 +557,13 @@ async def test_a_drain_that_an_operator_asks_for_takes_as_long_as_the_jobs() -> 
 
 
 @virtual
-async def test_an_outcome_survives_an_outage_and_a_lost_answer() -> None:
+async def test_outcome_survives_a_store_outage() -> None:
     async with Stage() as stage:
         await enqueue(stage, "a")
         worker = Worker(stage.seat(), 3.0)
         await until(lambda: jobs(stage, "status") == ["RUNNING"], within_s=3.0)
         worker.seat.driver.is_down = True
-        await asyncio.sleep(8.0)  # It is done meanwhile.
+        await asyncio.sleep(8.0)  # The job ends meanwhile.
         worker.seat.driver.is_down = False
         await until(lambda: jobs(stage, "status") == ["COMPLETED"], within_s=6.0)
         assert jobs(stage, "attempt", "failures") == [(1, 0)]
@@ -571,7 +571,7 @@ async def test_an_outcome_survives_an_outage_and_a_lost_answer() -> None:
 
 
 @virtual
-async def test_a_running_job_that_is_cancelled_stops_within_two_seconds() -> None:
+async def test_cancelled_running_job_stops_within_two_seconds() -> None:
     async with Stage() as stage:
         await enqueue(stage, "a")
         worker = Worker(stage.seat(), 60.0)
@@ -582,7 +582,7 @@ async def test_a_running_job_that_is_cancelled_stops_within_two_seconds() -> Non
 
 
 @virtual
-async def test_an_idle_worker_leaves_the_store_in_peace() -> None:
+async def test_idle_worker_sends_few_statements() -> None:
     async with Stage() as stage:
         keeper = Actor(stage.seat("node_a"))
         await asyncio.sleep(3.0)

@@ -1,4 +1,4 @@
-"""Specs: one JSON form that reads back as itself, and one clear line for whatever cannot be one."""
+"""Schedule specs: one JSON form that round-trips, and one clear line for every invalid spec."""
 
 import math
 import time
@@ -70,7 +70,7 @@ options = st.fixed_dictionaries(
 
 @given(triggers, names, options)
 @settings(max_examples=100, deadline=None)
-def test_a_spec_reads_back_as_itself(trigger: Trigger, task: str, given_options: dict[str, Any]) -> None:
+def test_spec_round_trips(trigger: Trigger, task: str, given_options: dict[str, Any]) -> None:
     spec = ScheduleSpec.build(task=task, trigger=trigger, **given_options)
     text = spec.to_json()
     assert ScheduleSpec.from_dict(spec.to_dict()) == spec
@@ -81,7 +81,7 @@ def test_a_spec_reads_back_as_itself(trigger: Trigger, task: str, given_options:
 
 @given(triggers, options, st.randoms(use_true_random=False))
 @settings(max_examples=50, deadline=None)
-def test_equal_specs_have_equal_text(trigger: Trigger, given_options: dict[str, Any], chance: Any) -> None:
+def test_equal_specs_have_equal_json(trigger: Trigger, given_options: dict[str, Any], chance: Any) -> None:
     shuffled = list(given_options.items())
     chance.shuffle(shuffled)
     args = list(given_options.get("args", {}).items())
@@ -91,7 +91,7 @@ def test_equal_specs_have_equal_text(trigger: Trigger, given_options: dict[str, 
     assert (one == two, one.to_json()) == (True, two.to_json())
 
 
-def test_what_is_the_default_is_not_written() -> None:
+def test_defaults_are_not_written() -> None:
     spec = ScheduleSpec.build(
         task="work", trigger=Every("60s"), grace="60s", overlap="skip", args={}, tags=(), deadline=None, priority=0
     )
@@ -100,13 +100,13 @@ def test_what_is_the_default_is_not_written() -> None:
     assert spec == ScheduleSpec.from_dict(PLAIN)
 
 
-def test_zero_is_not_the_same_as_nothing() -> None:
+def test_zero_differs_from_unset() -> None:
     spec = ScheduleSpec.build(task="work", trigger=Every("1m"), deadline=0, grace=0)
     assert (spec.deadline, spec.grace) == (0, 0)
     assert ScheduleSpec.from_json(spec.to_json()) == spec
 
 
-def test_a_spec_is_built_from_what_people_write() -> None:
+def test_spec_is_built_from_human_readable_values() -> None:
     spec = ScheduleSpec.build(
         task="work",
         trigger=Cron("0 6 * * *"),
@@ -127,7 +127,7 @@ def test_a_spec_is_built_from_what_people_write() -> None:
     assert not ScheduleSpec.build(task="work", trigger=Every("1m"), overlap="allow").exclusive
 
 
-# Refusals ---------------------------------------------------------------------------------------------------
+# Rejections -------------------------------------------------------------------------------------------------
 
 WRONG: list[tuple[str, object, str]] = [
     ("args", [1], "args must be an object"),
@@ -196,11 +196,11 @@ WRONG: list[tuple[str, object, str]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "message"), WRONG, ids=lambda value: quote(value)[:24])
-def test_a_wrong_option_is_refused_by_its_name(name: str, value: object, message: str) -> None:
+def test_invalid_option_is_rejected_by_name(name: str, value: object, message: str) -> None:
     started = time.perf_counter()
     with pytest.raises(InvalidSchedule) as refused:
         ScheduleSpec.from_dict({**PLAIN, name: value})
-    assert time.perf_counter() - started < 60  # Without its bound, one of these would be worked on for hours.
+    assert time.perf_counter() - started < 60  # Without its bound, one of these would take hours.
     assert str(refused.value).startswith(message)
     assert len(str(refused.value)) < 250
     assert str(refused.value).isprintable()
@@ -225,7 +225,7 @@ def test_a_wrong_option_is_refused_by_its_name(name: str, value: object, message
         ({**PLAIN, "start": "2027-01-02", "end": "2027-01-02"}, "start 2027-01-02T00:00:00Z must be before end"),
     ],
 )
-def test_what_is_no_schedule_is_refused(data: Any, message: str) -> None:
+def test_invalid_specs_are_rejected(data: Any, message: str) -> None:
     with pytest.raises(InvalidSchedule) as refused:
         ScheduleSpec.from_dict(data)
     assert str(refused.value).startswith(message)
@@ -233,26 +233,26 @@ def test_what_is_no_schedule_is_refused(data: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize("task", ["", " ", "a\0", "a\n", "x" * 201, 5, None])
-def test_a_task_needs_a_name(task: Any) -> None:
+def test_task_needs_a_name(task: Any) -> None:
     with pytest.raises(InvalidTask, match=r"^task must "):
         ScheduleSpec.build(task=task, trigger=Every("1m"))
 
 
 @pytest.mark.parametrize("trigger", ["* * * * *", None, EVERY, 5])
-def test_a_trigger_is_one_of_four(trigger: Any) -> None:
+def test_trigger_is_one_of_four_kinds(trigger: Any) -> None:
     with pytest.raises(InvalidSchedule, match=r"^trigger must be a Cron, Every, After or At, not "):
         ScheduleSpec.build(task="work", trigger=trigger)
 
 
 @pytest.mark.parametrize("text", ["", "[", "[1]", "null", '"x"', "[" * 100_000, '{"a":' * 100_000, "\0", "{} {}"])
-def test_a_stored_text_that_is_no_schedule_is_refused(text: str) -> None:
+def test_invalid_stored_text_is_rejected(text: str) -> None:
     with pytest.raises(InvalidSchedule):
         ScheduleSpec.from_json(text)
 
 
 @given(st.dictionaries(st.text(max_size=12) | st.sampled_from([name for name, _, _ in WRONG]), json_values, max_size=5))
 @settings(max_examples=100, deadline=None)
-def test_any_object_is_a_schedule_or_refused(data: dict[str, Any]) -> None:
+def test_any_object_is_a_schedule_or_rejected(data: dict[str, Any]) -> None:
     try:
         spec = ScheduleSpec.from_dict({**data, **PLAIN})
     except DefinitionError:
@@ -272,18 +272,18 @@ def test_arguments_are_canonical(args: dict[str, Any]) -> None:
     assert encode_args(dict(reversed(args.items()))) == text
 
 
-def test_a_backslash_is_not_a_nul() -> None:
+def test_escaped_backslash_is_not_a_nul() -> None:
     assert msgspec.json.decode(encode_args({"path": "\\u0000", "more": "\\\\u0000"})) == {
         "path": "\\u0000",
         "more": "\\\\u0000",
     }
 
 
-def test_the_largest_arguments_fit() -> None:
+def test_largest_arguments_fit() -> None:
     assert len(encode_args({"a": "x" * (ARGS_BYTES_MAX - 8)})) == ARGS_BYTES_MAX
 
 
-def test_arguments_that_contain_themselves_are_refused() -> None:
+def test_circular_arguments_are_rejected() -> None:
     circle: dict[str, Any] = {}
     circle["circle"] = circle
     with pytest.raises(InvalidTask, match="args must be JSON"):
@@ -304,14 +304,14 @@ class Measured:
         ({"a": Measured(math.nan)}, r"no nan at a\.value;"),
     ],
 )
-def test_numbers_that_json_does_not_have_are_refused_by_their_place(args: dict[str, Any], place: str) -> None:
+def test_nan_and_infinity_are_rejected_with_their_path(args: dict[str, Any], place: str) -> None:
     with pytest.raises(InvalidTask, match=f"args must be JSON, which has {place}"):
         encode_args(args)
     with pytest.raises(InvalidSchedule, match=place):
         ScheduleSpec.build(task="work", trigger=Every("1h"), args=args)
 
 
-def test_nothing_is_not_a_number_that_json_does_not_have() -> None:
+def test_null_is_not_taken_for_nan() -> None:
     nested: Any = None
     for _ in range(500):
         nested = [nested]
@@ -336,7 +336,7 @@ def test_names_numbers_and_tags_are_checked() -> None:
 
 @given(st.integers(1, 1_000_000), st.sampled_from("smh"))
 @settings(deadline=None)
-def test_a_rate_reads_back_as_itself(count: int, unit: str) -> None:
+def test_rate_round_trips(count: int, unit: str) -> None:
     rate = Rate.parse(f"{count}/{unit}")
     assert str(rate) == f"{count}/{unit}"
     assert rate.interval >= 1
@@ -344,18 +344,18 @@ def test_a_rate_reads_back_as_itself(count: int, unit: str) -> None:
 
 
 @pytest.mark.parametrize(("instant", "covered"), [(9, False), (10, False), (11, True), (20, True), (21, False)])
-def test_a_pause_covers_what_comes_after_it_began(instant: int, covered: bool) -> None:
+def test_pause_covers_instants_after_its_start(instant: int, covered: bool) -> None:
     assert Pause(since=10, until=20).covers(instant) == covered
     assert Pause(since=10).covers(instant) == (instant > 10)
 
 
-def test_a_schedule_knows_the_pause_that_is_open() -> None:
+def test_schedule_finds_its_open_pause() -> None:
     pause = Pause(since=10, until=20)
     schedule = Schedule(name="s", spec=ScheduleSpec.from_dict(PLAIN), pauses=(Pause(since=1, until=3), pause))
     assert [schedule.paused_at(now) for now in (5, 9, 10, 19, 20)] == [None, None, pause, pause, None]
 
 
-def test_the_last_job_is_the_one_to_wait_for() -> None:
+def test_last_live_job_is_the_one_to_wait_for() -> None:
     assert LiveJobs().last is None
     assert LiveJobs(running=("a", "b")).last == "b"
     assert LiveJobs(running=("a",), waiting=("b", "c")).last == "c"

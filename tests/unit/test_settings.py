@@ -1,4 +1,4 @@
-"""Settings: which source wins, one clear line for each wrong value, and no password anywhere."""
+"""Settings: precedence of sources, one clear line for each wrong value, and no passwords in messages."""
 
 import random
 import re
@@ -22,30 +22,30 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "headway.toml"
 
 
-def test_the_defaults(file: Path) -> None:
+def test_defaults(file: Path) -> None:
     settings = Settings.load(environ={}, file=file)
     assert settings.store == STORE_DEFAULT
     assert (settings.leader_lease, settings.worker_lease, settings.poll) == (10 * SECOND, 30 * SECOND, SECOND)
     assert (settings.coordination, settings.coordination_mode, settings.scheduler_shards) == ("store", "leader", 1)
     assert settings.retention == 30 * DAY
-    assert settings.node  # A name that people recognise, made of host and process.
+    assert settings.node  # A recognisable name, made of host and process.
 
 
-def test_each_source_goes_before_the_one_above_it(file: Path) -> None:
+def test_precedence_of_sources(file: Path) -> None:
     file.write_text('poll = "2s"\nleader_lease = "20s"\nretention = "2d"\n')
     environ = {"HEADWAY_POLL": "3s", "HEADWAY_LEADER_LEASE": "30s", "PATH": "/bin", "HEADWAY_UNKNOWN": "x"}
     settings = Settings.load({"poll": "4s", "leader_lease": None}, environ=environ, file=file)
-    assert settings.poll == 4 * SECOND  # A flag,
-    assert settings.leader_lease == 30 * SECOND  # the environment where the flag was not given,
-    assert settings.retention == 2 * DAY  # the file,
-    assert settings.worker_lease == 30 * SECOND  # the default.
+    assert settings.poll == 4 * SECOND  # Set by a flag,
+    assert settings.leader_lease == 30 * SECOND  # by the environment where no flag is given,
+    assert settings.retention == 2 * DAY  # by the file,
+    assert settings.worker_lease == 30 * SECOND  # by the default.
 
 
-def test_an_empty_variable_is_not_set(file: Path) -> None:
+def test_empty_variable_counts_as_unset(file: Path) -> None:
     assert Settings.load(environ={"HEADWAY_STORE": "", "HEADWAY_POLL": ""}, file=file).store == STORE_DEFAULT
 
 
-def test_every_setting_can_come_from_every_source(file: Path) -> None:
+def test_every_setting_can_be_set_in_every_source(file: Path) -> None:
     values = {
         "store": "postgresql://h/d",
         "app": "shop:app",
@@ -140,7 +140,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("name", "value"), WRONG, ids=lambda text: text[:20].strip())
 @pytest.mark.parametrize("source", ["file", "environment", "flag"])
-def test_a_wrong_value_is_refused_with_one_line_that_names_its_source(
+def test_invalid_value_is_rejected_with_one_line_that_names_its_source(
     source: str, name: str, value: str, file: Path
 ) -> None:
     flags, environ, label = dict[str, object](), dict[str, str](), ""
@@ -172,7 +172,7 @@ def test_a_wrong_value_is_refused_with_one_line_that_names_its_source(
         "app = []",
     ],
 )
-def test_a_value_of_another_kind_is_refused(line: str, file: Path) -> None:
+def test_value_of_a_wrong_type_is_rejected(line: str, file: Path) -> None:
     file.write_text(line)
     with pytest.raises(InvalidConfig, match=f"^{line.split()[0]} in headway.toml must "):
         Settings.load(environ={}, file=file)
@@ -182,46 +182,46 @@ def test_a_value_of_another_kind_is_refused(line: str, file: Path) -> None:
     "text",
     ["poll = ", "= 1", "poll = 1\npoll = 2", "\0", "poll = " + "9" * 10_000, "poll = " + "[" * 100_000, "[[["],
 )
-def test_a_file_that_is_no_toml_is_refused_by_its_name(text: str, file: Path) -> None:
+def test_invalid_toml_error_names_the_file(text: str, file: Path) -> None:
     file.write_text(text)
     with pytest.raises(InvalidConfig, match=r"headway\.toml cannot be read"):
         Settings.load(environ={}, file=file)
 
 
-def test_a_file_that_is_no_text_is_refused_by_its_name(file: Path) -> None:
+def test_binary_file_error_names_the_file(file: Path) -> None:
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InvalidConfig, match=r"headway\.toml cannot be read"):
         Settings.load(environ={}, file=file)
 
 
-def test_an_unknown_name_in_the_file_is_refused_with_the_known_ones(file: Path) -> None:
+def test_unknown_name_in_the_file_is_rejected_with_the_known_ones(file: Path) -> None:
     file.write_text('stroe = "sqlite:///x.db"\n')
     with pytest.raises(InvalidConfig, match="unknown setting 'stroe'; known are store, app, node"):
         Settings.load(environ={}, file=file)
 
 
-def test_an_error_never_shows_a_password(file: Path) -> None:
+def test_errors_never_show_a_password(file: Path) -> None:
     for url in ("mysql://ann:hunter2@h/d", "postgres:hunter2@h/d", "ann:hunter2@h", "mysql://h/d?password=hunter2"):
         with pytest.raises(InvalidConfig) as refused:
             Settings.load({"store": url}, environ={}, file=file)
         assert "hunter2" not in str(refused.value)
 
 
-def test_the_token_is_never_shown(file: Path) -> None:
+def test_token_is_never_shown(file: Path) -> None:
     assert "tell-nobody" not in repr(Settings.load({"token": "tell-nobody-0123456789"}, environ={}, file=file))
     with pytest.raises(InvalidConfig) as refused:
         Settings.load(environ={"HEADWAY_TOKEN": "tell-nobody"}, file=file)
     assert "tell-nobody" not in str(refused.value)
 
 
-def values_of_the_examples() -> Iterator[str]:
-    """Yield whatever the examples for deployments and the docs have for a token."""
+def tokens_of_the_examples() -> Iterator[str]:
+    """Yield every token in the deployment examples and the docs."""
     for file in [*(ROOT / "deploy").rglob("*"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]:
         if file.is_file():
             yield from re.findall(r"HEADWAY_TOKEN[=:][ \t]*[\"']?([^\s\"'#,|`]+)", file.read_text(errors="replace"))
 
 
-def test_a_placeholder_or_a_guessable_token_is_refused_with_the_cure(file: Path) -> None:
+def test_placeholder_and_guessable_tokens_are_rejected_with_the_cure(file: Path) -> None:
     weak = [
         "CHANGE-ME-to-32-random-characters",
         "changeme-changeme-changeme",
@@ -236,7 +236,7 @@ def test_a_placeholder_or_a_guessable_token_is_refused_with_the_cure(file: Path)
         "abcdefghabcdefgh",
         "qwertyuiopasdfgh",
         "h4x" * 10,
-        *values_of_the_examples(),
+        *tokens_of_the_examples(),
     ]
     for value in weak:
         with pytest.raises(InvalidConfig, match=r"^HEADWAY_TOKEN must .*`openssl rand -hex 32` makes one") as refused:
@@ -244,7 +244,7 @@ def test_a_placeholder_or_a_guessable_token_is_refused_with_the_cure(file: Path)
         assert value not in str(refused.value)
 
 
-def test_random_tokens_are_accepted_and_an_empty_one_is_none(file: Path) -> None:
+def test_random_tokens_are_accepted_and_an_empty_one_is_unset(file: Path) -> None:
     chance = random.Random(7)
     for length in (16, 24, 32, 64):
         for letters in ("0123456789abcdef", string.ascii_letters + string.digits + "-_"):
@@ -269,7 +269,7 @@ def test_random_tokens_are_accepted_and_an_empty_one_is_none(file: Path) -> None
         ("", ""),
     ],
 )
-def test_a_url_is_shown_without_its_credentials(url: str, masked: str) -> None:
+def test_url_is_shown_without_its_credentials(url: str, masked: str) -> None:
     assert mask_url(url) == masked
 
 
@@ -280,6 +280,6 @@ def test_a_url_is_shown_without_its_credentials(url: str, masked: str) -> None:
     st.sampled_from(["h", "h:1/d", "h/d?x=1"]),
 )
 @settings(deadline=None)
-def test_no_password_whatever_survives(scheme: str, user: str, password: str, rest: str) -> None:
+def test_any_password_is_masked(scheme: str, user: str, password: str, rest: str) -> None:
     masked = mask_url(f"{scheme}://{user}:{password}@{rest}")
     assert masked == f"{scheme}://***@{rest}"

@@ -1,4 +1,4 @@
-"""What is shown to everybody: secrets are masked by their names, and an edit of what was masked keeps them."""
+"""Masking of secrets by their names, and edits that keep masked values."""
 
 import json
 from typing import Any
@@ -53,7 +53,7 @@ PLAIN = (
 )
 
 
-def test_secrets_are_known_by_their_names() -> None:
+def test_secrets_are_masked_by_name() -> None:
     assert masked(dict.fromkeys((*SECRETS, *KEYS, *OTHERS), "x")) == dict.fromkeys((*SECRETS, *KEYS, *OTHERS), "***")
     assert masked(dict.fromkeys(PLAIN, "x")) == dict.fromkeys(PLAIN, "x")
     assert masked({"a" * 10_000 + "_password": "x", "b" * 10_000: "y"}) == {
@@ -62,8 +62,8 @@ def test_secrets_are_known_by_their_names() -> None:
     }
 
 
-def test_a_number_of_secrets_is_none() -> None:
-    """What a model was asked for and has cost is what people want to see of its job."""
+def test_counts_are_not_secrets() -> None:
+    """Show how many tokens a language model used: people need that number."""
     counts = {
         "max_tokens": 4096,
         "totalTokens": 1.5,
@@ -83,19 +83,19 @@ def test_a_number_of_secrets_is_none() -> None:
     assert unmasked({"max_tokens": 5}, {"max_tokens": 4}) == {"max_tokens": 5}
 
 
-def test_names_are_remembered_as_far_as_there_is_room() -> None:
+def test_cache_of_names_is_bounded() -> None:
     masked({f"name{number}": 1 for number in range(3 * _NAMES_KEPT)} | {"x" * 100: 1})
     kept = _named.cache_info()
     assert kept.maxsize is not None
     assert kept.currsize <= kept.maxsize == _NAMES_KEPT
     before = kept.misses
-    masked({"y" * 100: 1})  # Nor are long ones.
+    masked({"y" * 100: 1})  # Long names are not cached.
     assert _named.cache_info().misses == before
 
 
-def test_secrets_are_masked_however_deep_they_are() -> None:
+def test_secrets_are_masked_at_any_depth() -> None:
     assert masked([{"a": [{"token": {"inner": 1}}]}]) == [{"a": [{"token": "***"}]}]
-    assert masked({"token": None, "password": ""}) == {"token": None, "password": ""}  # There is nothing to hide.
+    assert masked({"token": None, "password": ""}) == {"token": None, "password": ""}  # Nothing to hide.
     deep: Any = {"token": "x"}
     for _ in range(900):
         deep = {"a": deep}
@@ -108,36 +108,36 @@ def test_secrets_are_masked_however_deep_they_are() -> None:
         ({"token": "***", "n": 2}, {"token": "x", "n": 1}, {"token": "x", "n": 2}),
         ({"token": "new"}, {"token": "x"}, {"token": "new"}),
         ({"token": "***"}, {}, {"token": "***"}),
-        ({"n": "***"}, {"n": 1}, {"n": "***"}),  # Nobody has masked this.
+        ({"n": "***"}, {"n": 1}, {"n": "***"}),  # Not a masked value.
         ({"a": [{"key": "***"}]}, {"a": [{"key": "x"}]}, {"a": [{"key": "x"}]}),
         (
             {"a": [{"key": "***"}, 1]},
             {"a": [{"key": "x"}]},
             {"a": [{"key": "***"}, 1]},
-        ),  # Which one it is, is not sure.
+        ),  # Ambiguous: the lists differ in length.
         ({"a": {"key": "***"}}, {"a": 5}, {"a": {"key": "***"}}),
     ],
 )
-def test_an_edit_keeps_the_secrets_that_it_has_not_seen(written: Any, stored: Any, kept: Any) -> None:
+def test_edit_keeps_masked_secrets(written: Any, stored: Any, kept: Any) -> None:
     assert unmasked(written, stored) == kept
 
 
 @pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/Lima"])
 @pytest.mark.parametrize("edge", [INSTANT_MIN, INSTANT_MAX])
-def test_previews_end_where_dates_end(zone: str, edge: int) -> None:
+def test_previews_work_at_the_bounds_of_dates(zone: str, edge: int) -> None:
     for trigger in (Every("1h"), Cron("0 * * * *", zone)):
         previews(ScheduleSpec(task="t", trigger=trigger), edge, 5)
 
 
-def test_a_rate_has_no_instants_after_the_last_year() -> None:
+def test_every_has_no_instants_after_the_last_year() -> None:
     assert Every("3650d").next_after(parse_instant("2199-12-01T00:00:00Z")) is None
 
 
-def test_a_time_is_local_to_the_schedule() -> None:
+def test_time_without_offset_is_local_to_the_schedule() -> None:
     assert read_future("2027-01-31 06:00", 0, "until", "Europe/Berlin") == parse_instant("2027-01-31T05:00:00Z")
 
 
-def test_followers_are_told_the_step_but_not_large_metadata() -> None:
+def test_stream_events_have_the_step_but_not_large_metadata() -> None:
     facts = {"text": "x" * 5_000}
     running = Job(
         id="job_1",

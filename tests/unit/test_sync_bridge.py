@@ -1,4 +1,4 @@
-"""The bridge from blocking code to coroutines."""
+"""The bridge from synchronous code to coroutines."""
 
 import asyncio
 import inspect
@@ -21,7 +21,7 @@ async def where() -> tuple[int, threading.Thread]:
     return os.getpid(), threading.current_thread()
 
 
-def test_a_portal_runs_all_calls_on_one_background_thread() -> None:
+def test_portal_runs_all_calls_on_one_background_thread() -> None:
     portal = Portal()
     _, thread = portal.call(where())
     assert thread is not threading.current_thread()
@@ -29,7 +29,7 @@ def test_a_portal_runs_all_calls_on_one_background_thread() -> None:
     assert thread.daemon
 
 
-def test_a_portal_refuses_a_call_from_its_own_thread() -> None:
+def test_portal_rejects_calls_from_its_own_thread() -> None:
     portal = Portal()
 
     async def nested() -> None:
@@ -39,7 +39,7 @@ def test_a_portal_refuses_a_call_from_its_own_thread() -> None:
         portal.call(nested())
 
 
-def test_a_portal_passes_errors_on() -> None:
+def test_portal_propagates_errors() -> None:
     async def fail() -> None:
         raise KeyError("lost")
 
@@ -47,7 +47,7 @@ def test_a_portal_passes_errors_on() -> None:
         Portal().call(fail())
 
 
-def test_a_portal_works_again_in_a_forked_process() -> None:
+def test_portal_works_in_a_forked_process() -> None:
     portal = Portal()
     portal.call(where())
     receive, send = os.pipe()
@@ -61,7 +61,7 @@ def test_a_portal_works_again_in_a_forked_process() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_what_never_waits_runs_in_the_callers_thread() -> None:
+def test_coroutine_that_never_waits_runs_in_the_callers_thread() -> None:
     async def nested() -> threading.Thread:
         return threading.current_thread()
 
@@ -71,7 +71,7 @@ def test_what_never_waits_runs_in_the_callers_thread() -> None:
     assert run_inline(outer(), else_say="it waited") is threading.current_thread()
 
 
-def test_what_waits_cannot_run_inline() -> None:
+def test_coroutine_that_waits_cannot_run_inline() -> None:
     with pytest.raises(AssertionError, match="it waited"):
         run_inline(where(), else_say="it waited")
 
@@ -87,7 +87,7 @@ class Adder:
     add_sync = blocking_twin(add)
 
 
-def test_a_twin_blocks_and_looks_like_its_coroutine() -> None:
+def test_sync_twin_blocks_and_has_the_metadata_of_its_coroutine() -> None:
     assert Adder().add_sync(2) == 3
     assert Adder().add_sync(2, second=3) == 5
     assert Adder.add_sync.__name__ == "add_sync"
@@ -97,7 +97,7 @@ def test_a_twin_blocks_and_looks_like_its_coroutine() -> None:
     assert not inspect.iscoroutinefunction(Adder().add_sync)
 
 
-def test_a_portal_runs_what_nobody_waits_for() -> None:
+def test_portal_runs_calls_that_are_not_awaited() -> None:
     portal, called = Portal(), threading.Event()
     assert portal.submit(where()).result(DEADLINE_S)[1] is portal.call(where())[1]
     portal.call_soon(called.set)

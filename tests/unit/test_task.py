@@ -1,15 +1,17 @@
-"""Tasks and calls that cannot be meant: refused where they are written, with what to write instead."""
+"""Invalid tasks and calls: rejected where they are written, with what to write instead."""
 
 import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
-from typing import Any
+from itertools import count
+from typing import Any, get_type_hints
 
 import pytest
 
 from headway import Context, Every, Headway, InvalidSchedule, InvalidTask, Retry
 from headway.core.instants import SECOND
 from headway.core.settings import Settings
+from headway.tasks.options import TaskEnqueueOptions
 from headway.testing import virtual
 
 
@@ -58,7 +60,7 @@ def any_number_with_context(ctx: Context, *args: int) -> None: ...
         (min, "min cannot be a task"),
     ],
 )
-def test_a_function_that_no_job_can_call_is_refused(app: Headway, function: Any, words: str) -> None:
+def test_function_that_no_job_can_call_is_rejected(app: Headway, function: Any, words: str) -> None:
     registrations: tuple[Callable[[Any], object], ...] = (app.task, app.task(queue="x"), app.cron("@daily"))
     for register in registrations:
         with pytest.raises(InvalidTask, match=words):
@@ -67,18 +69,34 @@ def test_a_function_that_no_job_can_call_is_refused(app: Headway, function: Any,
     assert app.declared == {}
 
 
-def test_functions_of_many_kinds_are_tasks(app: Headway) -> None:
+def test_many_kinds_of_functions_are_tasks(app: Headway) -> None:
     def context_by_place(ctx: Context, /, a: int, *, b: int = 0, **more: int) -> None: ...
 
     assert app.task(context_by_place).bind((), {"a": 1, "c": 2}) == {"a": 1, "c": 2}
     assert app.task(name="half")(partial(note, n=0.5)).name == "half"
 
 
-# --- what is said about them
+# --- their options
+
+
+def test_the_typed_options_are_those_that_a_task_takes(app: Headway) -> None:
+    with pytest.raises(InvalidTask, match="known are") as refused:
+        app.task(note).options(colour="red")  # type: ignore[call-arg]
+    known = str(refused.value).partition("known are ")[2].split(", ")
+    assert {*known} == {*get_type_hints(TaskEnqueueOptions)}
+
+
+def test_tags_may_be_any_iterable_of_texts(app: Headway) -> None:
+    task = app.task(note)
+    assert task.options(tags=(tag for tag in "ab")).defaults.tags == ("a", "b")
+    wrong: Any
+    for wrong in ("ab", {"a": 1}, b"ab", 7, (str(number) for number in count())):
+        with pytest.raises(InvalidTask, match="tags must be a list"):
+            task.options(tags=wrong)
 
 
 @pytest.mark.parametrize("retry", [3, "3", {"max_attempts": 3}, Retry])
-def test_a_policy_is_a_policy(app: Headway, retry: Any) -> None:
+def test_retry_must_be_a_retry_policy(app: Headway, retry: Any) -> None:
     words = r"retry must be a policy such as Retry\(max_attempts=3\), not"
     with pytest.raises(InvalidTask, match=words):
         app.task(retry=retry)
@@ -89,13 +107,13 @@ def test_a_policy_is_a_policy(app: Headway, retry: Any) -> None:
 
 
 @pytest.mark.parametrize("value", ["no", 0, None])
-def test_retry_timeouts_is_true_or_false(value: Any) -> None:
+def test_retry_timeouts_must_be_a_bool(value: Any) -> None:
     with pytest.raises(InvalidTask, match="retry_timeouts must be True or False"):
         Retry(retry_timeouts=value)
 
 
 @pytest.mark.parametrize("name", ["", " ", 5])
-def test_a_name_is_not_empty(app: Headway, name: Any) -> None:
+def test_name_must_not_be_empty(app: Headway, name: Any) -> None:
     for register in (
         lambda: app.task(name=name)(note),
         lambda: app.command(name, ["ls"]),
@@ -106,7 +124,7 @@ def test_a_name_is_not_empty(app: Headway, name: Any) -> None:
     assert app.tasks == {}
 
 
-def test_a_schedule_runs_a_task(app: Headway) -> None:
+def test_schedule_needs_a_task(app: Headway) -> None:
     with pytest.raises(InvalidSchedule, match="a schedule runs a task or the name of one, not <function note"):
         app.schedule("often", note, Every("1h"))  # type: ignore[arg-type]
 
@@ -114,7 +132,7 @@ def test_a_schedule_runs_a_task(app: Headway) -> None:
 # --- calls
 
 
-def test_calls_that_make_no_sense_are_refused(app: Headway) -> None:
+def test_invalid_calls_are_rejected(app: Headway) -> None:
     task = app.task(note)
     with virtual(app):
         job = task.enqueue_sync()
@@ -132,7 +150,7 @@ def test_calls_that_make_no_sense_are_refused(app: Headway) -> None:
         assert [found.id for found in app.jobs_sync(status="pending", limit=1_000)] == [job.id]
 
 
-def test_numbers_that_json_does_not_have_are_refused(app: Headway) -> None:
+def test_nan_and_infinity_are_rejected(app: Headway) -> None:
     task = app.task(note)
     with virtual(app) as world:
         for enqueue in (
@@ -145,7 +163,7 @@ def test_numbers_that_json_does_not_have_are_refused(app: Headway) -> None:
         assert world.jobs() == []
 
 
-def test_an_unknown_option_of_any_kind_of_task_is_refused(app: Headway) -> None:
+def test_unknown_option_of_any_kind_of_task_is_rejected(app: Headway) -> None:
     options: dict[str, Any] = {"qeue": "media"}
     with pytest.raises(TypeError, match="no option 'qeue'; known are queue, priority, tenant, retry, timeout, expires"):
         app.task(**options)
@@ -156,7 +174,7 @@ def test_an_unknown_option_of_any_kind_of_task_is_refused(app: Headway) -> None:
     assert app.tasks.keys().isdisjoint({"list", "ping"})
 
 
-def test_a_request_has_thirty_seconds_unless_told_otherwise(app: Headway) -> None:
+def test_http_timeout_defaults_to_thirty_seconds(app: Headway) -> None:
     assert app.http("ping", "https://example.org/").execution.timeout == 30 * SECOND
     assert app.http("pong", "https://example.org/", timeout="5s").execution.timeout == 5 * SECOND
     assert app.http("late", "https://example.org/", timeout=None).execution.timeout is None

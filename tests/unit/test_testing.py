@@ -1,4 +1,4 @@
-"""Virtual worlds: what users' tests of their own tasks and schedules rely on."""
+"""Virtual worlds, which users rely on to test their own tasks and schedules."""
 
 import asyncio
 import gc
@@ -19,7 +19,7 @@ START = "2027-03-27T00:00Z"
 
 
 class Shop:
-    """An app with tasks of every kind, and a diary of what ran."""
+    """An app with tasks of every kind, and a record of what ran."""
 
     def __init__(self, folder: Path) -> None:
         self.app = app = Headway(f"sqlite:///{folder}/never.db", name="shop")
@@ -63,14 +63,14 @@ def outcomes(world: World, name: str) -> list[tuple[datetime, str]]:
 # --- schedules
 
 
-def test_the_night_without_half_past_two(shop: Shop) -> None:
+def test_local_time_that_does_not_exist_moves_to_the_end_of_the_gap(shop: Shop) -> None:
     shop.app.schedule("daily-report", shop.note, Cron("30 2 * * *", tz="Europe/Berlin"))
     with virtual(shop.app, START, seed=7) as world:
         world.advance(hours=26)
         assert world.now == when("2027-03-28T02:00")
         assert outcomes(world, "daily-report") == [
             (when("2027-03-27T01:30"), "fired"),
-            (when("2027-03-28T01:00"), "fired"),  # 02:30 does not exist; 03:00 in Berlin is the first time after.
+            (when("2027-03-28T01:00"), "fired"),  # 02:30 does not exist; 03:00 in Berlin is the next local time.
         ]
         assert [job.created_at for job in world.jobs()] == [when("2027-03-27T01:30"), when("2027-03-28T01:00")]
         assert {job.status for job in world.jobs(schedule="daily-report")} == {Status.COMPLETED}
@@ -78,18 +78,18 @@ def test_the_night_without_half_past_two(shop: Shop) -> None:
     assert shop.diary == ["ran", "ran"]
 
 
-def test_a_month_takes_seconds(shop: Shop) -> None:
+def test_month_takes_seconds(shop: Shop) -> None:
     shop.app.schedule("daily", shop.note, Cron("0 6 * * *"))
-    began = time.thread_time()  # What this thread computes, however long it is kept waiting.
+    began = time.thread_time()  # CPU time of this thread: independent of the load of the machine.
     with virtual(shop.app, START) as world:
         world.advance(days=30)
         assert len(world.occurrences("daily")) == 30
-    assert time.thread_time() - began < 60  # Ticking through every second takes minutes.
+    assert time.thread_time() - began < 60  # Ticking every second would take minutes.
 
 
 @pytest.mark.slow
-def test_worlds_grow_old_and_forget_nothing(shop: Shop) -> None:
-    """Beyond 194 days the seconds of a float are coarser than a billionth; the retention would be 30 days."""
+def test_old_worlds_keep_all_history(shop: Shop) -> None:
+    """After 194 days a float of seconds has no nanosecond precision; the default retention is 30 days."""
     shop.app.schedule("monthly", shop.note, Cron("0 0 1 * *"))
     with virtual(shop.app, "2027-01-01T00:00Z") as world:
         for _ in range(11):
@@ -100,7 +100,7 @@ def test_worlds_grow_old_and_forget_nothing(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("years", [0, 1, 10, 1_000])
-def test_a_timer_is_due_in_any_year(years: int) -> None:
+def test_timers_fire_in_any_year(years: int) -> None:
     loop, seen = VirtualLoop(), list[float]()
     loop.run_through(years * 365 * 86_400.0 + 0.7)
     began = loop.time()
@@ -111,7 +111,7 @@ def test_a_timer_is_due_in_any_year(years: int) -> None:
     loop.close()
 
 
-def test_an_instant_at_the_end_of_the_time_is_in_it(shop: Shop) -> None:
+def test_advance_includes_the_instant_at_its_end(shop: Shop) -> None:
     shop.app.schedule("hourly", shop.note, Every("1h"))
     with virtual(shop.app, START) as world:
         world.advance("59m59s")
@@ -121,7 +121,7 @@ def test_an_instant_at_the_end_of_the_time_is_in_it(shop: Shop) -> None:
         assert shop.diary == ["ran"]
 
 
-def test_what_was_missed_while_no_scheduler_ran_is_one_run(shop: Shop) -> None:
+def test_instants_missed_without_a_scheduler_are_coalesced(shop: Shop) -> None:
     shop.app.schedule("hourly", shop.note, Every("1h"), missed="latest")
     with virtual(shop.app, START) as world:
         world.advance("2h30m")
@@ -139,7 +139,7 @@ def test_what_was_missed_while_no_scheduler_ran_is_one_run(shop: Shop) -> None:
         world.assert_promises()
 
 
-def test_a_fixed_delay_waits_for_the_end(shop: Shop) -> None:
+def test_fixed_delay_counts_from_the_end_of_the_job(shop: Shop) -> None:
     shop.app.schedule("poll", shop.work, After("10m"), args={"seconds": 300})
     with virtual(shop.app, START) as world:
         world.advance("40m")
@@ -149,7 +149,7 @@ def test_a_fixed_delay_waits_for_the_end(shop: Shop) -> None:
         world.assert_promises()
 
 
-def test_a_queue_of_one(shop: Shop) -> None:
+def test_queue_overlap_with_limit_one(shop: Shop) -> None:
     shop.app.schedule("slow", shop.work, Every("1m"), overlap="queue", args={"seconds": 150})
     with virtual(shop.app, START) as world:
         world.advance("5m30s")
@@ -161,7 +161,7 @@ def test_a_queue_of_one(shop: Shop) -> None:
         world.assert_promises()
 
 
-def test_replace_stops_the_old_one_first(shop: Shop) -> None:
+def test_replace_stops_the_running_job_first(shop: Shop) -> None:
     shop.app.schedule("slow", shop.work, Every("1m"), overlap="replace", args={"seconds": 600})
     with virtual(shop.app, START) as world:
         world.advance("3m30s")
@@ -174,7 +174,7 @@ def test_replace_stops_the_old_one_first(shop: Shop) -> None:
 # --- jobs
 
 
-def test_both_ways_to_enqueue_land_in_the_world(shop: Shop, world: World, tmp_path: Path) -> None:
+def test_both_ways_to_enqueue_act_on_the_world(shop: Shop, world: World, tmp_path: Path) -> None:
     soon = shop.note.enqueue_sync("soon")
     later = world.enqueue(shop.note, {"word": "later"}, delay="10m")
     assert world.job(later).status is Status.SCHEDULED
@@ -188,7 +188,7 @@ def test_both_ways_to_enqueue_land_in_the_world(shop: Shop, world: World, tmp_pa
     assert not (tmp_path / "never.db").exists()
 
 
-def test_after_the_block_the_app_is_where_it_was(shop: Shop, tmp_path: Path) -> None:
+def test_app_is_restored_after_the_block(shop: Shop, tmp_path: Path) -> None:
     with virtual(shop.app, START):
         shop.note.enqueue_sync()
     job = shop.note.enqueue_sync()
@@ -197,7 +197,7 @@ def test_after_the_block_the_app_is_where_it_was(shop: Shop, tmp_path: Path) -> 
     assert [found.id for found in shop.app.jobs_sync()] == [job.id]
 
 
-def test_back_off_in_virtual_time(shop: Shop) -> None:
+def test_backoff_in_virtual_time(shop: Shop) -> None:
     @shop.app.task(retry=Retry(max_attempts=4, backoff="1m..1h"))
     def flaky(ctx: Context) -> str:
         if ctx.attempt < 4:
@@ -216,7 +216,7 @@ def test_back_off_in_virtual_time(shop: Shop) -> None:
         world.assert_promises()
 
 
-def test_signals_of_a_task(shop: Shop) -> None:
+def test_task_may_raise_retry_and_cancel(shop: Shop) -> None:
     @shop.app.task(retry=Retry(max_attempts=2))
     def fickle(ctx: Context) -> None:
         if ctx.attempt == 1:
@@ -233,7 +233,7 @@ def test_signals_of_a_task(shop: Shop) -> None:
         assert world.job(job).job.reason == "nothing to do"
 
 
-def test_a_task_that_may_be_tried_once_is_told_so(shop: Shop) -> None:
+def test_retry_of_a_task_with_one_attempt_fails(shop: Shop) -> None:
     @shop.app.task
     def hopeful() -> None:
         raise Retry(after="3h")
@@ -245,7 +245,7 @@ def test_a_task_that_may_be_tried_once_is_told_so(shop: Shop) -> None:
         assert "max_attempts" in world.job(job).error["message"]
 
 
-def test_a_job_that_takes_too_long_is_stopped(shop: Shop) -> None:
+def test_job_that_exceeds_its_timeout_is_stopped(shop: Shop) -> None:
     @shop.app.task(timeout="90s")
     async def endless(ctx: Context, stubborn: bool = False) -> None:
         assert ctx.deadline is not None
@@ -262,11 +262,11 @@ def test_a_job_that_takes_too_long_is_stopped(shop: Shop) -> None:
         world.advance("95s")
         assert {world.job(job).status for job in (good, bad)} == {Status.TIMED_OUT}
         ends = [world.attempts(job)[0]["ended_at"] for job in (good, bad)]
-        assert ends == [when("2027-03-27T00:01:30"), when("2027-03-27T00:01:33")]  # The other had to be killed.
+        assert ends == [when("2027-03-27T00:01:30"), when("2027-03-27T00:01:33")]  # The other one had to be killed.
         assert shop.diary == [when("2027-03-27T00:01:30")] * 2
 
 
-def test_a_cancelled_job_stops(shop: Shop, world: World) -> None:
+def test_cancelled_job_stops(shop: Shop, world: World) -> None:
     job = world.enqueue(shop.work, {"seconds": 600})
     world.advance("2m")
     assert job.cancel_sync().status is Status.RUNNING
@@ -298,7 +298,7 @@ def test_progress_steps_log_and_metadata(shop: Shop) -> None:
         assert world.job(job).progress == 100
 
 
-def test_a_task_enqueues_more(shop: Shop) -> None:
+def test_task_enqueues_jobs(shop: Shop) -> None:
     @shop.app.task
     async def parent(ctx: Context) -> str:
         return await ctx.enqueue("note", {"word": "child"}, delay="5m")
@@ -316,7 +316,7 @@ def test_a_task_enqueues_more(shop: Shop) -> None:
         world.assert_promises()
 
 
-def test_threads_are_called_at_once(shop: Shop) -> None:
+def test_threads_run_inline(shop: Shop) -> None:
     @shop.app.task
     async def threaded() -> int:
         return await asyncio.to_thread(lambda: 41) + 1
@@ -325,7 +325,7 @@ def test_threads_are_called_at_once(shop: Shop) -> None:
         assert world.enqueue(threaded).wait_sync("1m") == 42
 
 
-# --- what can go wrong
+# --- failures
 
 
 def test_another_worker_takes_over_from_a_dead_one(shop: Shop, world: World) -> None:
@@ -333,8 +333,8 @@ def test_another_worker_takes_over_from_a_dead_one(shop: Shop, world: World) -> 
     world.advance("5m")
     world.kill_worker(job)
     world.advance(seconds=5)
-    assert world.job(job).status is Status.RUNNING  # Nobody knows yet.
-    world.advance(seconds=35)  # The lease is 30 s; 10 s more are promised.
+    assert world.job(job).status is Status.RUNNING  # The failure is not detected yet.
+    world.advance(seconds=35)  # The lease lasts 30 s; the takeover has 10 s more.
     assert world.job(job).job.attempt == 2
     world.drain()
     assert world.job(job).result == 2
@@ -343,7 +343,7 @@ def test_another_worker_takes_over_from_a_dead_one(shop: Shop, world: World) -> 
     world.assert_promises()
 
 
-def test_a_step_is_not_repeated_after_a_death(shop: Shop) -> None:
+def test_finished_step_is_not_repeated_after_a_crash(shop: Shop) -> None:
     @shop.app.task
     async def pay(ctx: Context) -> str:
         receipt = ctx.once("charge", charge)
@@ -364,7 +364,7 @@ def test_a_step_is_not_repeated_after_a_death(shop: Shop) -> None:
         assert shop.diary == ["charged"]
 
 
-def test_whoever_thaws_has_lost_the_job(shop: Shop) -> None:
+def test_thawed_worker_has_lost_the_job(shop: Shop) -> None:
     @shop.app.task
     async def parent(ctx: Context) -> int:
         try:
@@ -388,20 +388,20 @@ def test_whoever_thaws_has_lost_the_job(shop: Shop) -> None:
         world.assert_promises()
 
 
-def test_there_must_be_a_worker_to_kill(shop: Shop, world: World) -> None:
+def test_kill_worker_needs_a_running_job(shop: Shop, world: World) -> None:
     job = world.enqueue(shop.note, delay="1h")
     with pytest.raises(ValueError, match="SCHEDULED"):
         world.kill_worker(job)
 
 
 @pytest.mark.slow
-def test_drain_says_what_is_left(shop: Shop, world: World) -> None:
+def test_drain_error_names_unfinished_jobs(shop: Shop, world: World) -> None:
     job = world.enqueue(shop.work, {"seconds": 7200})
     with pytest.raises(TimeoutError, match=job.id):
         world.drain(within="1h")
 
 
-# --- the promises can be seen to break
+# --- broken promises are detected
 
 
 @pytest.mark.parametrize(
@@ -414,7 +414,7 @@ def test_drain_says_what_is_left(shop: Shop, world: World) -> None:
         ("update headway_jobs set started_at = started_at - 100000000000 where schedule is not null", "S7: hourly"),
     ],
 )
-def test_broken_promises_are_found(shop: Shop, harm: str, words: str) -> None:
+def test_broken_promises_are_detected(shop: Shop, harm: str, words: str) -> None:
     @shop.app.task
     def logs(ctx: Context) -> None:
         ctx.log("a line")
@@ -428,7 +428,7 @@ def test_broken_promises_are_found(shop: Shop, harm: str, words: str) -> None:
             world.assert_promises()
 
 
-def test_a_rerun_of_history_is_found(shop: Shop, world: World) -> None:
+def test_changed_final_result_is_detected(shop: Shop, world: World) -> None:
     shop.note.enqueue_sync()
     world.drain()
     world.assert_promises()
@@ -440,7 +440,7 @@ def test_a_rerun_of_history_is_found(shop: Shop, world: World) -> None:
 # --- the world itself
 
 
-def test_one_seed_is_one_history(shop: Shop) -> None:
+def test_same_seed_gives_the_same_history(shop: Shop) -> None:
     def history(seed: int) -> list[tuple[str, Any]]:
         with virtual(shop.app, START, seed=seed) as world:
             jobs = [world.enqueue(shop.work, {"seconds": 10}), world.enqueue(shop.note, {"word": "x"})]
@@ -451,7 +451,7 @@ def test_one_seed_is_one_history(shop: Shop) -> None:
     assert history(1) != history(2)
 
 
-def test_a_coroutine_is_told_to_be_a_function(shop: Shop) -> None:
+def test_virtual_inside_a_coroutine_is_rejected_with_the_cure(shop: Shop) -> None:
     async def test() -> None:
         with pytest.raises(RuntimeError, match="plain def"), virtual(shop.app):
             pass
@@ -459,7 +459,7 @@ def test_a_coroutine_is_told_to_be_a_function(shop: Shop) -> None:
     asyncio.run(test())
 
 
-def test_a_task_cannot_turn_the_clock_of_its_world(shop: Shop) -> None:
+def test_task_cannot_advance_the_clock_of_its_world(shop: Shop) -> None:
     @shop.app.task
     def impatient() -> None:
         shop.note.enqueue_sync().wait_sync()
@@ -470,7 +470,7 @@ def test_a_task_cannot_turn_the_clock_of_its_world(shop: Shop) -> None:
         assert world.job(job).error["type"] == "RuntimeError"
 
 
-def test_a_test_that_fails_leaves_nothing_behind(shop: Shop) -> None:
+def test_failing_test_leaves_nothing_behind(shop: Shop) -> None:
     def fail() -> None:
         with virtual(shop.app, START) as world:
             world.enqueue(shop.work)
@@ -481,11 +481,11 @@ def test_a_test_that_fails_leaves_nothing_behind(shop: Shop) -> None:
         fail()
     with virtual(shop.app, START) as world:
         assert world.jobs() == []
-    gc.collect()  # Whatever had been left would make itself heard now, and fail the test.
+    gc.collect()  # Pending tasks or unclosed resources would raise warnings now, and fail the test.
 
 
 @pytest.mark.parametrize("gives_up", [True, False], ids=["gentle", "stubborn"])
-def test_code_that_lets_no_time_pass_is_one_clear_error(shop: Shop, gives_up: bool) -> None:
+def test_busy_loop_raises_livelock(shop: Shop, gives_up: bool) -> None:
     @shop.app.task
     async def busy() -> None:
         while True:
@@ -505,10 +505,10 @@ def test_code_that_lets_no_time_pass_is_one_clear_error(shop: Shop, gives_up: bo
         play()
     assert told.value.__context__ is None
     assert "stop" in shop.diary
-    gc.collect()  # As above.
+    gc.collect()  # As above: leftovers would raise warnings.
 
 
-def test_code_that_cannot_be_stopped_does_not_stop_the_end(shop: Shop) -> None:
+def test_task_that_ignores_cancellation_does_not_block_the_exit(shop: Shop) -> None:
     @shop.app.task
     async def stubborn() -> None:
         while True:

@@ -1,4 +1,4 @@
-"""Every state of a job is explained: one sentence, with evidence that a program can read."""
+"""The explanation of every state of a job: one sentence, with machine-readable evidence."""
 
 import json
 from typing import Any
@@ -78,7 +78,7 @@ CASES: dict[str, tuple[Job, Around, str, dict[str, Any]]] = {
         "due in 30m, at 2027-01-01T12:30:00Z",
         {"run_at": "2027-01-01T12:30:00Z"},
     ),
-    "scheduled, due, nobody there": (
+    "scheduled, due, no worker": (
         job(Status.SCHEDULED, run_at=NOW - 12 * SECOND),
         around(),
         "was due 12s ago, at 2027-01-01T11:59:48Z; no scheduler or worker is alive to make it ready",
@@ -87,7 +87,7 @@ CASES: dict[str, tuple[Job, Around, str, dict[str, Any]]] = {
     "scheduled, due": (
         job(Status.SCHEDULED, run_at=NOW - SECOND // 2),
         around(SCHEDULER),
-        "was due 0.5s ago; it is made ready at any moment",
+        "was due 0.5s ago; it becomes ready any moment",
         {"nodes": 1},
     ),
     "scheduled, expires": (
@@ -120,8 +120,8 @@ CASES: dict[str, tuple[Job, Around, str, dict[str, Any]]] = {
         job(Status.BLOCKED, parked="unknown task", reason="no worker here knows the task 'report'"),
         around(worker()),
         (
-            "parked (unknown task): no worker here knows the task 'report'; start a worker whose app has the task: it"
-            " is taken up again by itself"
+            "parked (unknown task): no worker here knows the task 'report'; start a worker whose app has the task; the"
+            " job then continues by itself"
         ),
         {"parked": "unknown task"},
     ),
@@ -137,7 +137,7 @@ CASES: dict[str, tuple[Job, Around, str, dict[str, Any]]] = {
     "parked, another cause": (
         job(Status.BLOCKED, parked="novel", reason=""),
         around(),
-        "parked (novel): nobody here can run it; `headway jobs retry job_1` has it looked at again",
+        "parked (novel): no worker can run it; try again with `headway jobs retry job_1`",
         {"parked": "novel"},
     ),
     "blocked": (
@@ -149,16 +149,16 @@ CASES: dict[str, tuple[Job, Around, str, dict[str, Any]]] = {
     "blocked, its turn": (
         job(Status.BLOCKED, blocked_by="job_0"),
         around(SCHEDULER, predecessor=job(Status.FAILED, id="job_0")),
-        "job_0 has ended as FAILED, so it is its turn; it is made ready at any moment",
+        "job_0 has ended as FAILED, so this job is next; it becomes ready any moment",
         {"blocked_by_status": "FAILED"},
     ),
-    "blocked by what is gone, not due": (
+    "blocked by a deleted job, not due": (
         job(Status.BLOCKED, blocked_by="job_0", run_at=NOW + MINUTE),
         around(SCHEDULER),
         "job_0 is gone; due in 1m, at 2027-01-01T12:01:00Z",
         {"blocked_by": "job_0"},
     ),
-    "blocked by a rival": (
+    "blocked by another live job": (
         job(Status.BLOCKED, blocked_by="job_0", schedule="nightly", exclusive=True),
         around(SCHEDULER, predecessor=job(Status.COMPLETED, id="job_0"), rivals=(job(Status.PENDING, id="job_5"),)),
         "job_0 has ended as COMPLETED, but job_5 of schedule nightly must end first",
@@ -218,7 +218,7 @@ CASES: dict[str, tuple[Job, Around, str, dict[str, Any]]] = {
         "ready for 12s, with 8 of 8 loop slots free; it is next",
         {"slots": 8, "free": 8, "isolation": "loop"},
     ),
-    "pending, free slots where its queue is not taken from or the task is not known": (
+    "pending, free slots only on workers without its queue or task": (
         job(Status.PENDING),
         around(
             worker("full", slots=1, running=1),
@@ -229,7 +229,7 @@ CASES: dict[str, tuple[Job, Around, str, dict[str, Any]]] = {
         "the only slot is busy; it is next",
         {"slots": 1, "free": 0, "workers_that_take_it": 1},
     ),
-    "pending, the task runs in different places": (
+    "pending, the task has different kinds of slots": (
         job(Status.PENDING, ready_at=NOW - 12 * SECOND),
         around(worker("old", slots=4, running=4), worker("new", **BUSY)),
         "all 6 slots of 2 workers are busy; it is next",
@@ -244,10 +244,10 @@ CASES: dict[str, tuple[Job, Around, str, dict[str, Any]]] = {
     "pending, a moment ago": (
         job(Status.PENDING, ready_at=NOW - SECOND // 5),
         around(worker()),
-        "ready for 0.2s; a worker takes it at any moment",
+        "ready for 0.2s; a worker takes it any moment",
         {"free": 3},
     ),
-    "pending, strangely": (
+    "pending for an unknown reason": (
         job(Status.PENDING, ready_at=NOW - 12 * SECOND),
         around(worker(), ahead=1),
         "ready for 12s, with 3 of 4 slots free; 1 job ahead of it",
@@ -256,7 +256,7 @@ CASES: dict[str, tuple[Job, Around, str, dict[str, Any]]] = {
     "pending, expired": (
         job(Status.PENDING, expires_at=NOW - SECOND),
         around(worker()),
-        "its time to start was over 1s ago; it is about to be cancelled",
+        "its time to start expired 1s ago; it is about to be cancelled",
         {"expires_at": "2027-01-01T11:59:59Z"},
     ),
     "running": (
@@ -272,7 +272,7 @@ CASES: dict[str, tuple[Job, Around, str, dict[str, Any]]] = {
             "failures": 0,
         },
     ),
-    "running, asked to stop": (
+    "running, cancel requested": (
         job(Status.RUNNING, **RUNNING, cancel_requested_at=NOW - 3 * SECOND, reason="cancelled by cli: enough"),
         around(worker()),
         "asked to stop 3s ago (cancelled by cli: enough), running on web-1 for 3m",
@@ -282,18 +282,18 @@ CASES: dict[str, tuple[Job, Around, str, dict[str, Any]]] = {
         job(Status.RUNNING, **RUNNING),
         around(SCHEDULER),
         (
-            "running on node_web-1 for 3m; node_web-1 was not heard of lately; unless it comes back the job is rescued"
-            " in 20s"
+            "running on node_web-1 for 3m; node_web-1 has sent no heartbeat recently; unless it comes back, the job is"
+            " rescued in 20s"
         ),
         {"node_alive": False},
     ),
-    "running, lease ran out": (
+    "running, lease expired": (
         job(Status.RUNNING, **(RUNNING | {"lease_until": NOW - 5 * SECOND})),
         around(SCHEDULER, names={"node_web-1": "web-1"}),
         "its worker web-1 is lost: the lease ran out 5s ago; it is being rescued",
         {"lease_seconds": -5.0, "nodes": 1},
     ),
-    "running, lease ran out, nobody there": (
+    "running, lease expired, no worker": (
         job(Status.RUNNING, **(RUNNING | {"lease_until": NOW - 5 * SECOND})),
         around(),
         "its worker node_web-1 is lost: the lease ran out 5s ago; no scheduler or worker is alive to rescue it",
@@ -314,7 +314,7 @@ CASES: dict[str, tuple[Job, Around, str, dict[str, Any]]] = {
         ),
         {"cure": "headway jobs retry job_1", "failures": 3},
     ),
-    "failed, run again": (
+    "failed, retried": (
         job(Status.FAILED, reason="raised", finished_at=NOW - MINUTE, reviewed_at=NOW, rerun_of="job_0"),
         around(reruns=("job_2", "job_3")),
         "raised; ended 1m ago; run again as job_2, job_3",
@@ -342,7 +342,7 @@ CASES: dict[str, tuple[Job, Around, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_sentence_and_its_evidence(case: tuple[Job, Around, str, dict[str, Any]]) -> None:
+def test_sentence_and_evidence(case: tuple[Job, Around, str, dict[str, Any]]) -> None:
     asked, surroundings, sentence, evidence = case
     answer = explain(asked, surroundings)
     assert (answer.status, answer.why) == (str(asked.status), sentence)
@@ -357,30 +357,30 @@ def test_every_status_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("status", Status)
-def test_a_glance_needs_nothing_but_the_job(status: Status) -> None:
+def test_glance_needs_only_the_job(status: Status) -> None:
     assert glance(job(status, node="node_1", started_at=NOW, blocked_by="job_0"), NOW)
 
 
-def test_what_runs_names_its_worker_and_further_attempts() -> None:
+def test_running_job_names_its_worker_and_attempt() -> None:
     again = job(Status.RUNNING, **(RUNNING | {"attempt": 2}), failures=1)
     assert glance(again, NOW, "web-1") == "running on web-1 for 3m, attempt 2/3"
     assert glance(again, NOW).startswith("running on node_web-1 ")
 
 
-def test_many_names_are_not_listed_at_length() -> None:
+def test_long_lists_of_names_are_truncated() -> None:
     many = worker(tasks=[f"task-{number:03}" for number in range(500)])
     answer = explain(job(Status.PENDING, task="zzz"), around(many))
     assert answer.why.endswith("task-019 and 480 more")
     assert len(answer.evidence["tasks"]) == 20
 
 
-# --- what jobs say about themselves
+# --- what jobs report about themselves
 
 GARBAGE = ["", "{", "[1]", "null", '"x"', "5", "[" * 100_000, '{"steps": 5}', '{"steps": [["a"]]}', '{"eta": "soon"}']
 
 
 @pytest.mark.parametrize("text", GARBAGE, ids=lambda text: text[:12])
-def test_garbage_is_read_as_far_as_it_can_be(text: str) -> None:
+def test_garbage_in_columns_raises_nothing(text: str) -> None:
     odd = job(Status.RUNNING, **RUNNING, detail=text, metadata=text, error=text, args=text)
     read_detail(odd)
     assert eta_seconds(odd, NOW) is None
@@ -392,7 +392,7 @@ def test_garbage_is_read_as_far_as_it_can_be(text: str) -> None:
     explain(odd, around())
 
 
-def test_metadata_is_what_the_task_noted_and_where_it_is() -> None:
+def test_metadata_includes_the_current_step() -> None:
     detail = {
         "step": "720p",
         "steps": [["Download", "done", 2.5], ["720p", "running", None], ["Upload", "waiting", None]],
@@ -407,7 +407,7 @@ def test_metadata_is_what_the_task_noted_and_where_it_is() -> None:
     assert read_metadata(job(Status.PENDING)) == {}
 
 
-def test_time_left_shrinks_while_nothing_is_said_and_then_nobody_claims_to_know() -> None:
+def test_eta_counts_down_without_reports_and_then_is_unknown() -> None:
     at_work = job(Status.RUNNING, **RUNNING, detail='{"eta": 10}', updated_at=NOW - 4 * SECOND)
     assert eta_seconds(at_work, NOW) == 6
     assert (left_words(at_work, NOW), eta_at(at_work)) == ("6s left", NOW + 6 * SECOND)
@@ -417,18 +417,18 @@ def test_time_left_shrinks_while_nothing_is_said_and_then_nobody_claims_to_know(
         assert eta_seconds(at_work, NOW + 6 * SECOND + late) is None
         assert left_words(at_work, NOW + 6 * SECOND + late) == ""
         assert "left" not in glance(at_work, NOW + 6 * SECOND + late)
-    assert eta_seconds(at_work, NOW - HOUR) == 10  # A clock that is behind adds nothing.
+    assert eta_seconds(at_work, NOW - HOUR) == 10  # A clock that is behind adds no time.
     assert eta_seconds(job(Status.COMPLETED, detail='{"eta": 10}'), NOW) is None
 
 
-def test_an_error_is_one_line() -> None:
+def test_error_is_one_line() -> None:
     assert error_line(REFUSED) == "ConnectionError: refused by peer"
     assert error_line('{"type": "KeyError"}') == "KeyError"
     assert error_line(json.dumps({"type": "E", "message": "x" * 10_000})).endswith("…")
     assert error_line(None) == ""
 
 
-def test_a_worker_is_what_it_says_and_drains_when_asked() -> None:
+def test_worker_state_is_read_and_a_requested_drain_is_shown() -> None:
     odd = Node(id="n", name="n", roles=("worker",), state={"worker": {"tasks": 5}})
     silent = Node(id="m", name="m", roles=("worker",))
     assert [found.slots for found in workers_of([worker(), SCHEDULER, odd, silent])] == [4, 0, 0]

@@ -1,4 +1,4 @@
-/** Job: what it is, why it is there, how far it is, what it tried, what it said. */
+/** Job: its options, the explanation of its status, progress, attempts and log. */
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { cancelJob, retryJob } from "../actions.tsx";
 import { apiUrl } from "../api.ts";
@@ -7,6 +7,7 @@ import { command } from "../cli.ts";
 import { writeExact } from "../exact.ts";
 import { clip, duration, instant, safeUrl, SECOND, shortId, tries, visible } from "../format.ts";
 import { useCalm, useEvery, useNews, useRead, useTitle } from "../hooks.ts";
+import { otherOptions } from "../joboptions.ts";
 import { JsonView } from "../jsonview.tsx";
 import { bindKeys } from "../keys.ts";
 import { Log } from "../log.tsx";
@@ -38,10 +39,10 @@ export function JobPage({ id }: { id: string }) {
     const own = news.filter((one) => one.job.id === id);
     if (!own.length) return;
     setJob((before) => before && own.reduce((known, one) => merged(known, one.job) ?? known, before));
-    // The stream tells where the job is; what it was given and what it made of it is read.
+    // The stream has status and progress; arguments and result are loaded.
     if (own.some((one) => one.kind !== "progress")) again();
   });
-  // What waits says why by what is around it, which the stream of jobs does not tell.
+  // The explanation of a waiting job depends on its context, which the stream does not have.
   useEvery(job !== null && !isFinal(job.status) && job.status !== "RUNNING" ? 5 * SECOND : undefined, read.again);
   useLayoutEffect(() =>
     bindKeys({
@@ -124,7 +125,7 @@ export function JobPage({ id }: { id: string }) {
   );
 }
 
-/** Where it runs, and for how long, counting; how far it is stands below. */
+/** Where it runs, and for how long; its progress is below. */
 function Where({ job }: { job: Job }) {
   const node = stats.value?.nodes?.find((one) => one.id === job.node);
   return (
@@ -194,7 +195,7 @@ function Course({ job }: { job: Job }) {
   );
 }
 
-/** Tells those who listen how far the job is, seldom enough to be borne. */
+/** Announces the progress to screen readers, at a bearable rate. */
 function Announcer({ job }: { job: Job }) {
   const [words, setWords] = useState("");
   const told = useRef(0);
@@ -299,6 +300,7 @@ function About({ job }: { job: Job }) {
           job.timeout ? ["Time limit", job.timeout] : null,
           job.expires_at ? ["Expires", <Time at={job.expires_at} />] : null,
           job.tags.length ? ["Tags", <>{job.tags.map((tag) => <a key={tag} class="tag" href={href(["jobs"], { tag })}><Text of={tag} most={60} /></a>)}</>] : null,
+          ...otherOptions(job).map(([title, value]) => [title, <Text of={typeof value === "string" ? value : writeExact(value)} most={300} />] as const),
           ["Version", job.version],
         ]}
       />

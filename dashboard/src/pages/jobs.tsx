@@ -1,4 +1,4 @@
-/** Jobs: a list to filter, share, select from. Rows change where they are; new ones wait until they are asked for. */
+/** Jobs: a list with filters and selection. Rows update in place; new ones are shown on request. */
 import { useCallback, useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { bulk } from "../actions.tsx";
 import { apiUrl, ask, wordsOf } from "../api.ts";
@@ -141,7 +141,7 @@ function List({ filters, cursor }: { filters: Filters; cursor: string | undefine
   const [problem, setProblem] = useState<string | null>(null);
   const [fresh, setFresh] = useState<ReadonlySet<string>>(new Set());
   const [selected, setSelected] = useState<ReadonlyMap<string, Job>>(new Map());
-  // All that match, also those that are on no page yet; the number is for the eye, the server counts again.
+  // All that match, including those not loaded yet; the number is informative, the server counts again.
   const [matching, setMatching] = useState<JobCount | null>(null);
   const [focus, setFocus] = useState(-1);
   const frame = useRef<HTMLDivElement>(null);
@@ -171,7 +171,7 @@ function List({ filters, cursor }: { filters: Filters; cursor: string | undefine
     };
   }, []);
 
-  // A row under the pointer, with the focus or selected must stay where it is: then new ones are counted, not shown.
+  // A row that is hovered, focused or selected must not move: then new jobs are counted, not shown.
   const isHeld = (): boolean => isTouched.current || selected.size > 0 || (frame.current?.contains(document.activeElement) ?? false) || scrollY > 200;
   const show = useCalm(() => {
     if (!isHeld() && fresh.size) void read();
@@ -217,7 +217,7 @@ function List({ filters, cursor }: { filters: Filters; cursor: string | undefine
     void bulk(verb, matching ? { filter: queryOf(filters, serverNow()) } : { jobs: chosen }, () => (clear(), void read()));
   };
 
-  // At once, so that the key after this one already knows which row has the focus.
+  // Synchronously, so that the next key already acts on the focused row.
   useLayoutEffect(() => {
     const move = (step: number): void => {
       const place = Math.max(0, Math.min((jobs?.length ?? 0) - 1, focus + step));

@@ -1,4 +1,4 @@
-/** Now: how things are, in words first. What needs somebody comes before what runs, and that before figures. */
+/** Now: the health in words, then alerts, running jobs and statistics. */
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { apiUrl } from "../api.ts";
 import { Chart } from "../chart.tsx";
@@ -127,7 +127,7 @@ function sentenceOf(figures: Stats): string {
   return `${parts.join(" · ")}.`;
 }
 
-/** Say where an alert can be looked into. */
+/** Return the page that shows the cause of an alert. */
 export function whereTo(alert: Alert): string {
   switch (alert.code) {
     case "dead_letters":
@@ -160,7 +160,7 @@ def hello(name: str = "you"):
   );
 }
 
-// --- what runs
+// --- running jobs
 
 function Running({ figures }: { figures: Stats }) {
   const read = useRead<Page<Job>>(apiUrl(["jobs"], { status: "RUNNING", limit: RUNNING_SHOWN }));
@@ -176,7 +176,7 @@ function Running({ figures }: { figures: Stats }) {
       const known = new Set(after.map((job) => job.id));
       const begun = new Map(told.filter((job) => job.status === "RUNNING" && !known.has(job.id)).map((job) => [job.id, job]));
       if (begun.size) after = [...after, ...begun.values()];
-      // What has ended stays a moment, so that its end is seen; the row that takes its place comes at the bottom.
+      // A finished job stays for a moment, so that its end is seen; its replacement comes at the bottom.
       after = after.map((job) => (job.status !== "RUNNING" && job.leftAt === undefined ? { ...job, leftAt: at } : job));
       return after.filter((job) => job.leftAt === undefined || at - job.leftAt < STAYS_MS).slice(0, RUNNING_SHOWN * 2);
     });
@@ -217,7 +217,7 @@ function Running({ figures }: { figures: Stats }) {
   );
 }
 
-// --- what comes next, what waits
+// --- coming runs, pending jobs
 
 function Coming({ figures }: { figures: Stats }) {
   const coming = figures.schedules.coming.slice(0, 8);
@@ -285,10 +285,10 @@ function Waiting({ figures }: { figures: Stats }) {
   );
 }
 
-// --- what failed
+// --- failures
 
 function Failed() {
-  // The hour before now, but not another address with every tick of the clock: it moves on once a minute.
+  // The last hour, but the URL changes only once a minute.
   const minute = Math.floor(now.value / MINUTE);
   const finished_after = useMemo(() => new Date(minute * MINUTE - HOUR).toISOString(), [minute]);
   const read = useRead<Failures>(apiUrl(["failures"], { finished_after }), { every: 30 * SECOND, keeps: true });

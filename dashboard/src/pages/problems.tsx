@@ -1,4 +1,4 @@
-/** Problems: what failed for good, by error; what takes too long; what is flagged; what could not be told. */
+/** Problems: dead letters by error, slow jobs, flagged schedules, undelivered webhooks. */
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { cancelJob, replayDelivery, settleLetters } from "../actions.tsx";
 import { apiUrl, ask } from "../api.ts";
@@ -143,14 +143,14 @@ function LettersOf({ group }: { group: FailureGroup }) {
   );
 }
 
-// --- what takes too long, what was lost
+// --- slow jobs, lost workers
 
 const scheduleOf = (job: Job): string => scheduleUrl({ name: job.schedule ?? "", tenant: job.tenant });
 
 function LongRunning() {
   const running = useRead<Page<Job>>(apiUrl(["jobs"], { status: "RUNNING", limit: 200 }), { every: 10 * SECOND });
   const ended = useRead<Page<Job>>(apiUrl(["jobs"], { status: "COMPLETED", limit: 200 }), { every: 60 * SECOND });
-  // By what their addresses are: names alone are not unique.
+  // Keyed by address: names alone are not unique.
   const names = [...new Set((running.data?.items ?? []).filter((job) => job.schedule !== null).map(scheduleOf))].slice(0, 20);
   const [expected, setExpected] = useState<ReadonlyMap<string, number>>(new Map());
   useEffect(() => {

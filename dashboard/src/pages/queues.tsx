@@ -1,4 +1,4 @@
-/** Queues & workers: what waits where, who runs it, who decides, and how they wake each other. */
+/** Queues & workers: pending jobs, workers, the leader, and the servers beside the store. */
 import { drainWorker, toggleQueue } from "../actions.tsx";
 import { command } from "../cli.ts";
 import { clip, count, counted, duration, instant, SECOND, shortId, visible } from "../format.ts";
@@ -40,7 +40,7 @@ function takes(worker: Worker, queue: string): boolean {
   return worker.queues.some((name) => name === "*" || name === queue || (name.endsWith("*") && queue.startsWith(name.slice(0, -1))));
 }
 
-/** Say of how many: what is allowed where somebody has set a bound, and what the workers have room for. */
+/** Return the capacity: the configured limit, if there is one, and the slots of the workers. */
 export function boundOf(limit: number | null | undefined, slots: number | undefined): string {
   if (limit === null || limit === undefined) return slots === undefined ? "" : ` of ${counted(slots, "slot")}`;
   return ` of ${count(limit)} allowed${slots !== undefined && slots < limit ? `, ${counted(slots, "slot")}` : ""}`;

@@ -1,4 +1,4 @@
-/** Schedule: when it fires, what was decided and why, how long its jobs take, and whether the ledger is whole. */
+/** Schedule: its next instants, decisions with reasons, job durations, and the audit of its ledger. */
 import { useEffect, useLayoutEffect, useMemo, useState } from "preact/hooks";
 import { pauseSchedule, removeSchedule, resumeSchedule, runNow } from "../actions.tsx";
 import { apiUrl } from "../api.ts";
@@ -187,9 +187,9 @@ function Ledger({ schedule, zone, turn }: { schedule: Schedule; zone: string | u
   const isLast = chosen === LAST;
   const address = (year: string): string => scheduleUrl(schedule, ["calendar"], { year });
   const latest = useRead<Calendar>(address(isLast ? String(thisYear) : chosen));
-  // The months of the year before are only in the last twelve months, and only where the schedule is that old.
+  // Months of the previous year are shown only for the last twelve months, and only if the schedule is that old.
   const before = useRead<Calendar>(isLast && firstYear < thisYear ? address(String(thisYear - 1)) : null);
-  const calm = Math.floor(turn / 10); // A year does not have to be read with every job.
+  const calm = Math.floor(turn / 10); // Do not reload a year with every job.
   useEffect(() => {
     if (calm) latest.again();
   }, [calm]);
@@ -242,7 +242,7 @@ function Occurrences({ schedule, zone, jobs, turn }: { schedule: Schedule; zone:
   const { query } = route.value;
   const cursor = query["cursor"];
   const wanted = query["at"];
-  // A link from a job leads to its own occurrence: the page of the ledger that ends with it.
+  // A link from a job opens the page of the ledger that ends with its occurrence.
   const before = wanted ? new Date(instant(wanted) + 1).toISOString() : undefined;
   const read = useRead<Page<Occurrence>>(scheduleUrl(schedule, ["runs"], { limit: OCCURRENCES_SHOWN, cursor, before }));
   useEffect(() => {

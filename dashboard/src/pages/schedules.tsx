@@ -1,4 +1,4 @@
-/** Schedules: what needs somebody first, then by name; each with its rule in words and its last twenty outcomes. */
+/** Schedules: those that need attention first, then by name; each with its trigger in words and its last twenty outcomes. */
 import type { ComponentChildren } from "preact";
 import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { pauseSchedule, resumeSchedule, runNow } from "../actions.tsx";
@@ -20,7 +20,7 @@ import { scheduleHref } from "../whose.ts";
 const PAGE = 50;
 const LATE_MS = 10 * SECOND;
 
-/** Say in which state a schedule is; the worst thing counts. */
+/** Return the state of a schedule; the worst one counts. */
 export function stateOf(schedule: Schedule, at: number): string {
   if (schedule.attention) return "held";
   if (schedule.paused) return "paused";
@@ -31,7 +31,7 @@ export function stateOf(schedule: Schedule, at: number): string {
 
 const RANKS: readonly string[] = ["held", "late", "failing"];
 
-/** Put what needs somebody first; the rest stays in its order. */
+/** Put schedules that need attention first; the rest keeps its order. */
 export function troubledFirst(schedules: readonly Schedule[], at: number): Schedule[] {
   const rank = (schedule: Schedule): number => {
     const place = RANKS.indexOf(stateOf(schedule, at));
@@ -49,7 +49,7 @@ interface Found {
   next: string | null;
 }
 
-/** The states that one can ask for, and what they are called. */
+/** The states to filter by, and their names. */
 const STATES: readonly (readonly [string, string])[] = [
   ["", "any"],
   ["active", "active"],
@@ -63,7 +63,7 @@ const STATES: readonly (readonly [string, string])[] = [
 async function readPage(wanted: Readonly<Record<string, string | undefined>>, signal: AbortSignal): Promise<Found> {
   const read = (more: Query): Promise<Page<Schedule>> => ask<Page<Schedule>>(apiUrl(["schedules"], { ...wanted, limit: PAGE, recent: 20, ...more }), { signal });
   const needy = !wanted["state"] && !wanted["cursor"] && needsSomebody() ? NEEDY : [];
-  // What needs somebody comes first, on whatever page its name is.
+  // Schedules that need attention come first, whatever page they would be on.
   const [page, ...others] = await Promise.all([read({}), ...needy.map((state) => read({ state }))]);
   const known = new Set<string>();
   const items = [...others.flatMap((one) => one.items), ...page.items].filter((one) => !known.has(keyOf(one)) && known.add(keyOf(one)));
@@ -112,14 +112,14 @@ export function SchedulesPage() {
       reading.current?.abort();
     };
   }, [words, after, state]);
-  // Their next instants move on as they are decided; the order of the rows stays.
+  // Next instants advance as they are decided; the rows keep their order.
   const refresh = async (): Promise<void> => {
     try {
       const page = await readPage(wanted, AbortSignal.timeout(20_000));
       const fresh = new Map(page.items.map((one) => [keyOf(one), one]));
       setFound((before) => before && { ...before, items: before.items.map((one) => fresh.get(keyOf(one)) ?? one) });
     } catch {
-      // The figures say it when the server is away.
+      // The statistics show it when the server is unavailable.
     }
   };
   useEvery(10 * SECOND, () => void refresh());
@@ -131,7 +131,7 @@ export function SchedulesPage() {
   const replace = (changed: Schedule): void => setFound((before) => before && { ...before, items: before.items.map((one) => (keyOf(one) === keyOf(changed) ? { ...one, ...changed } : one)) });
 
   const items = found?.items ?? [];
-  // What has not changed is not drawn anew: a page of schedules has a thousand marks.
+  // Unchanged rows are not rendered again: a page of schedules has a thousand marks.
   const cells = useMemo(() => items.map((schedule) => cellsOf(schedule, replace)), [found]);
   useLayoutEffect(() => {
     const move = (step: number): void => {
@@ -202,7 +202,7 @@ function Numbers({ match }: { match: string }) {
   );
 }
 
-/** The state by the clock: a component of its own, so that a second that passes draws nothing else anew. */
+/** The time-dependent state: its own component, so that a tick of the clock renders nothing else. */
 function State({ schedule }: { schedule: Schedule }) {
   return <Badge state={stateOf(schedule, now.value)} />;
 }
@@ -242,7 +242,7 @@ function cellsOf(schedule: Schedule, replace: (changed: Schedule) => void): Comp
   ];
 }
 
-/** The next instant: how soon, by the clock here, and by that of the schedule where it is another. */
+/** The next instant: relative, in local time, and in the time zone of the schedule if that differs. */
 function NextAt({ at, zone }: { at: string; zone: string | undefined }) {
   const here = inZone(instant(at), undefined);
   const there = zone && inZone(instant(at), zone);

@@ -1,4 +1,4 @@
-/** Settings: who one is and what that allows, how the pages behave, tokens, webhooks, and what people did. */
+/** Settings: the caller and its rights, display, tokens, webhooks, and the audit log. */
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { removeWebhook, revokeToken, signOut, testWebhook, toggleWebhook } from "../actions.tsx";
@@ -81,9 +81,9 @@ function Behaviour() {
   );
 }
 
-// --- what is shown once
+// --- secrets that are shown once
 
-/** Asks for something that has a secret, makes it, and shows the secret this once. */
+/** A form that creates something with a secret, and shows the secret once. */
 function SecretForm({ title, what, words, verb = "Create", command: line, make, onClose, children }: { title: string; what: string; words: string; verb?: string; command: string; make: () => Promise<string>; onClose: () => void; children: ComponentChildren }) {
   const [secret, setSecret] = useState<string | null>(null);
   if (secret === null) {
@@ -108,7 +108,7 @@ function SecretForm({ title, what, words, verb = "Create", command: line, make, 
   );
 }
 
-/** A card with what admins keep, and a button that makes one more. */
+/** A card with a list for admins, and a button to create an item. */
 function Kept<Item>({ id, title, word, columns, empty, row, form }: { id: string; title: string; word: string; columns: readonly Column[]; empty: ComponentChildren; row: (item: Item, again: () => void) => Line; form: (onClose: () => void) => ComponentChildren }) {
   const read = useRead<Page<Item>>(apiUrl([id], { limit: 100 }));
   const [isMaking, setMaking] = useState(false);

@@ -1,1 +1,1 @@
-"""Foreign systems, one file or folder each: coordination engines, transports and live progress."""
+"""Adapters for external systems, one file or folder each: coordination engines, transports and live progress."""

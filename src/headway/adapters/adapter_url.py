@@ -2,8 +2,7 @@
 
     scheme://[user[:password]@]host[:port][,host[:port]…][/path][?prefix=…&ca=FILE&cert=FILE&key=FILE]
 
-User and password are percent-encoded where they have characters that mean something in a URL. Whatever is wrong is said
-without them.
+User and password are percent-encoded if they contain reserved characters. Error messages never contain them.
 """
 
 import re
@@ -21,7 +20,7 @@ _TLS = ("ca", "cert", "key")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterUrl:
-    """Where the server is, as which user, and what else the URL says."""
+    """The endpoints, credentials and options of a URL."""
 
     scheme: str
     endpoints: tuple[tuple[str, int], ...]
@@ -32,12 +31,12 @@ class AdapterUrl:
 
     @classmethod
     def parse(cls, url: str, *, port: int, options: Iterable[str] = ("prefix", *_TLS)) -> "AdapterUrl":
-        """Read a URL; `port` is meant where none is given, and other options than these are refused."""
+        """Parse a URL; `port` is the default port, and unknown options are refused."""
         try:
             parts = urlsplit(url)
             given = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
         except ValueError as error:
-            raise _wrong(url, "it cannot be read as a URL") from error
+            raise _wrong(url, "it is not a valid URL") from error
         if unknown := given.keys() - set(options):
             raise _wrong(url, f"it has an unknown option {min(unknown)[:40]!r}; known are {', '.join(options)}")
         credentials, _, hosts = parts.netloc.rpartition("@")
@@ -52,7 +51,7 @@ class AdapterUrl:
         )
 
     def tls(self) -> ssl.SSLContext:
-        """Make what checks the server's certificate: against the system's authorities, or against `ca` alone."""
+        """Return the TLS context: it verifies the server against the system's authorities, or against `ca` alone."""
         ca, cert, key = (self.options.get(name) for name in _TLS)
         try:
             context = ssl.create_default_context(cafile=ca)
@@ -66,7 +65,7 @@ class AdapterUrl:
 def _endpoint(url: str, text: str, port: int) -> tuple[str, int]:
     match = _ENDPOINT.fullmatch(text)
     if match is None or not 0 < int(match[2] or port) < 65_536:
-        raise _wrong(url, f"{text[:60]!r} is no host with a port")
+        raise _wrong(url, f"{text[:60]!r} is not a host with a port")
     return match[1].strip("[]"), int(match[2] or port)
 
 

@@ -2,17 +2,16 @@
 
     headway/NAME    the holder; it goes with its session
 
-A lock is taken by a transaction that Consul refuses while another session has the entry. The entry's modify index is
-the token: the number of that transaction in Consul's log, so it only grows, also where an entry went and was made
-again (its lock index would begin anew then). Nothing is kept in this process. Whoever renews looks first whether the
-entry says his name, and renews the session that has it; so one that was taken away by hand is lost. An answer that
-never came is made good by asking again: the entry says whose it is.
+A lock is acquired by a transaction that Consul refuses while another session has the entry. The entry's modify index is
+the token: the number of that transaction in Consul's log, so it only grows, even if the entry was deleted and created
+again (its lock index would start over then). This process keeps no state. A renewal first checks that the entry names
+the holder, and renews the session that has it; so a lock that was deleted by hand is lost. After a lost response the
+request is repeated: the entry says whose it is.
 
-Consul keeps a silent session for twice its time, on purpose. So half of the lease is asked for, and a lock of a dead
-holder is free when the lease is over. But Consul refuses less than `session_ttl_min`, which is 10 s unless the server
-says otherwise: with that, locks last 20 s or more, however short the lease. The delay after a lost lock, 15 s
-otherwise, is not asked for (the store refuses what a late holder writes), nor is the health of the node that the
-session is made at: another endpoint of the same Consul does as well.
+Consul keeps a silent session for twice its TTL, by design. So the TTL is half of the lease, and the lock of a dead
+holder is free when the lease is over. But Consul refuses a TTL below `session_ttl_min`, by default 10 s: with that,
+locks last 20 s or more, however short the lease. The lock delay (by default 15 s) is set to zero, since the store
+rejects late writes of an old holder. Sessions have no health checks, so any endpoint of the same Consul will do.
 
 With `?prefix=` several Headways share one Consul. A token needs `write` on the keys of the prefix and on sessions.
 """
@@ -35,14 +34,14 @@ from headway.core.instants import HOUR, MILLISECOND, SECOND, Duration, parse_dur
 PORT: Final = 8500
 TLS_PORT: Final = 8501
 PREFIX: Final = "headway/"
-OPERATIONS_MAX: Final = 64  # Consul refuses transactions with more.
-TTL_MULTIPLIER: Final = 2  # How long Consul waits, in times of what is asked for.
-TTL_MIN: Final = 10 * SECOND  # Where the server does not say what its own is.
+OPERATIONS_MAX: Final = 64  # Consul refuses larger transactions.
+TTL_MULTIPLIER: Final = 2  # How long Consul keeps a silent session, as a multiple of its TTL.
+TTL_MIN: Final = 10 * SECOND  # Used if the server does not report its own.
 TTL_MAX: Final = 24 * HOUR
 TTL_REFUSED: Final = "Invalid Session TTL"
-WAIT_S: Final = 20  # A question about changes is answered after so long if there are none,
-QUIET_S: Final = 30.0  # and a little later, which Consul adds lest all ask at once.
-ASK_AGAIN_S: Final = 0.05  # Many changes at once are asked for once.
+WAIT_S: Final = 20  # A blocking query returns after this time if there are no changes,
+QUIET_S: Final = 30.0  # plus jitter, which Consul adds against a thundering herd.
+ASK_AGAIN_S: Final = 0.05  # Batches many changes into one query.
 
 T = TypeVar("T")
 
@@ -87,10 +86,10 @@ class ConsulEngine:
         self._subscription = Subscription(self._follow, clock=clock)
         self._clock = clock
         self._node = node
-        self._ttl_min: Duration = 0  # Until the server refuses one.
+        self._ttl_min: Duration = 0  # Raised when the server refuses one.
 
     async def acquire(self, name: str, *, holder: str, duration: Duration) -> int | None:
-        """Take a lock that is free, has run out or is the holder's own."""
+        """Acquire a lock that is free, has expired or is the holder's own."""
         until = self._servers.deadline(duration)
         found = (await self._read([name], until)).get(name)
         if found is not None and found.Session and found.Value != holder.encode():
@@ -98,7 +97,7 @@ class ConsulEngine:
         return await self._take(name, found, holder, duration, until)
 
     async def renew(self, names: Iterable[str], *, holder: str, duration: Duration) -> frozenset[str]:
-        """Extend those locks that are still the holder's; one that was taken for another time is taken anew."""
+        """Extend the locks that are still the holder's; one with another duration is acquired anew."""
         until = self._servers.deadline(duration)
         ours = await self._read_ours(names, holder, until)
         left = await asyncio.gather(*(self._extend(entry.Session, until) for entry in ours.values()))
@@ -111,17 +110,17 @@ class ConsulEngine:
         return frozenset(kept)
 
     async def release(self, names: Iterable[str], *, holder: str) -> None:
-        """Destroy the sessions of those locks that are the holder's: the entries go with them."""
+        """Destroy the sessions of the holder's locks; their entries are deleted with them."""
         until = self._servers.deadline()
         ours = await self._read_ours(names, holder, until)
         await asyncio.gather(*(self._destroy(entry.Session, until) for entry in ours.values()))
 
     async def watch(self, hear: Callable[[], None]) -> None:
-        """Call `hear` whenever an entry of ours goes or has no session any more, and after every pause in listening."""
+        """Call `hear` whenever one of our entries is deleted or loses its session, and after every gap in listening."""
         self._subscription.start(hear, "consul locks")
 
     async def close(self) -> None:
-        """Give back every connection."""
+        """Close every connection."""
         await self._subscription.close()
         await self._servers.close()
 
@@ -130,12 +129,12 @@ class ConsulEngine:
         return {name: entry for name, entry in found.items() if entry.Session and entry.Value == holder.encode()}
 
     async def _read(self, names: Sequence[str], until: float) -> dict[str, _Entry]:
-        """Read the entries that are there."""
+        """Read the existing entries."""
         entries: dict[str, _Entry] = {}
         for begin in range(0, len(names), OPERATIONS_MAX):
             asked = list(names[begin : begin + OPERATIONS_MAX])
             outcome = await self._transact([{"Verb": "get", "Key": self._prefix + name} for name in asked], until)
-            if outcome.Errors:  # Then Consul tells only what is not there.
+            if outcome.Errors:  # Then Consul reports only the missing ones.
                 missing = {error.OpIndex for error in outcome.Errors}
                 entries |= await self._read([name for at, name in enumerate(asked) if at not in missing], until)
             else:
@@ -144,7 +143,7 @@ class ConsulEngine:
         return entries
 
     async def _take(self, name: str, found: _Entry | None, holder: str, duration: Duration, until: float) -> int | None:
-        """Have the entry held by a session of its own, unless another one has it by now."""
+        """Acquire the entry with a new session, unless another session has it by now."""
         key = self._prefix + name
         session = await self._create(duration, until)
         before = found.Session if found is not None else ""
@@ -156,7 +155,7 @@ class ConsulEngine:
                 await self._forget(before, until)
             return outcome.Results[-1].KV.ModifyIndex
         now = (await self._read([name], until)).get(name)
-        if now is not None and now.Session == session:  # Done the first time, by a server that then did not answer.
+        if now is not None and now.Session == session:  # The first request succeeded, but its response was lost.
             return now.ModifyIndex
         await self._forget(session, until)
         return None
@@ -179,22 +178,22 @@ class ConsulEngine:
         return await self._ask("PUT", "/v1/session/create", wanted, until)
 
     async def _extend(self, session: str, until: float) -> str | None:
-        """Let a session begin anew; return the time that was asked for when it was made, None if it is gone."""
+        """Renew a session; return the TTL that it was created with, None if it is gone."""
         answer = await self._ask("PUT", f"/v1/session/renew/{session}", None, until)
         if answer.status == 404:
             return None
         return _decode(_check(answer), list[_Session])[0].TTL
 
     async def _destroy(self, session: str, until: float) -> None:
-        _check(await self._ask("PUT", f"/v1/session/destroy/{session}", None, until))  # Also one that is gone.
+        _check(await self._ask("PUT", f"/v1/session/destroy/{session}", None, until))  # Also if it is gone.
 
     async def _forget(self, session: str, until: float) -> None:
-        """Destroy a session that nothing needs; it would run out, too."""
+        """Destroy an unused session; it would also expire by itself."""
         with suppress(EngineUnavailable):
             await self._destroy(session, until)
 
     async def _transact(self, operations: Sequence[dict[str, Any]], until: float) -> _Outcome:
-        """Do all of it or nothing; what was in the way is in the outcome."""
+        """Run a transaction; the outcome has the conflicts."""
         answer = await self._ask("PUT", "/v1/txn", [{"KV": operation} for operation in operations], until)
         outcome = _decode(answer if answer.status == 409 else _check(answer), _Outcome)
         for error in outcome.Errors or ():
@@ -207,10 +206,10 @@ class ConsulEngine:
         return await self._servers.ask(method, path, until=until, body=body, headers=self._headers)
 
     async def _follow(self, hear: Callable[[], None]) -> None:
-        """Ask for the entries whenever they have changed, until the connection is lost."""
+        """Long-poll for changes of the entries until the connection is lost."""
         path = f"/v1/kv/{quote(self._prefix)}?recurse=true&wait={WAIT_S}s&index="
         index, held = 0, set[tuple[str, str]]()
-        hear_now = True  # What came free before is known to nobody.
+        hear_now = True  # Locks may have been released before we listened.
         while True:
             async with self._servers.listen(
                 "GET", f"{path}{index}", quiet_s=QUIET_S, headers=self._headers
@@ -218,7 +217,7 @@ class ConsulEngine:
                 answer = EndpointReply(response.status, await response.read())
                 entries = [] if answer.status == 404 else _decode(_check(answer), list[_Entry])
                 said = _index(response.headers.get("X-Consul-Index"))
-            index = said if said > index else 0  # After a restored snapshot it says the old one once more.
+            index = said if said > index else 0  # After a restored snapshot it reports the old index again.
             before, held = held, {(entry.Key, entry.Session) for entry in entries if entry.Session}
             if hear_now or before - held:
                 hear()
@@ -231,7 +230,7 @@ class ConsulEngine:
 
 
 def _trouble(answer: EndpointReply) -> str | None:
-    """Tell a server without a leader from a refusal."""
+    """Return why another server should be tried: this one has no leader. A refusal is not such a reason."""
     return answer.text if answer.status >= 500 and TTL_REFUSED not in answer.text else None
 
 
@@ -245,18 +244,18 @@ def _decode(answer: EndpointReply, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(answer.body, type=kind)
     except msgspec.MsgspecError as error:
-        raise EngineUnavailable(f"what answers is not Consul: {in_one_line(str(error))}") from error
+        raise EngineUnavailable(f"the server is not Consul: {in_one_line(str(error))}") from error
 
 
 def _index(text: str | None) -> int:
     try:
-        return max(1, int(text or ""))  # Consul would not wait for changes after 0.
+        return max(1, int(text or ""))  # Consul does not block for index 0.
     except ValueError:
-        raise EngineUnavailable("what answers is not Consul: it counts no changes") from None
+        raise EngineUnavailable("the server is not Consul: it sends no index") from None
 
 
 def _shortest(refusal: str) -> Duration:
-    """Read the shortest time that the server allows from what it says: `… must be between [10s=24h0m0s]`."""
+    """Parse the minimum TTL from the server's message: `… must be between [10s=24h0m0s]`."""
     said = re.search(r"\[([0-9a-z.]+)=", refusal)
     try:
         return parse_duration(said[1]) if said is not None else TTL_MIN

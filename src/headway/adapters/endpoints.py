@@ -1,8 +1,8 @@
-"""Servers of one kind that speak HTTP, asked one after the other until one answers; and a subscription to them.
+"""HTTP endpoints of one service, tried in order until one answers; and a subscription to them.
 
-A call has a certain time for everything that it asks. The endpoint that answered last is asked first and may take half
-of what is left, the next one half of the rest, the last one all of it: a server that has vanished without a word costs
-one call a part of its time, and after that others are asked before it.
+A call has a time limit for all its requests. The endpoint that answered last is tried first and may use half of the
+remaining time, the next one half of the rest, the last one all of it: a server that has vanished costs one call a part
+of its time, and later calls try other endpoints first.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from headway.core.instants import SECOND, Duration
 
 CALL_S_MIN: Final = 1.0
 CALL_S_MAX: Final = 3.0
-CALL_PART: Final = 4  # Of a lease: who waits for an answer must have time left to keep what he has in the store.
+CALL_PART: Final = 4  # Share of a lease: the caller needs time left to renew its lease in the store.
 CONNECT_S_MAX: Final = 2.0  # For a subscription.
 CONNECTIONS_MAX: Final = 32
 LISTEN_AGAIN_S: Final = 0.2
@@ -33,7 +33,7 @@ TEXT_LENGTH_MAX: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class EndpointReply:
-    """What a server said: also a refusal, which every server would repeat."""
+    """A response; it may be a refusal, which every endpoint would repeat."""
 
     status: int
     body: bytes
@@ -45,7 +45,7 @@ class EndpointReply:
 
 
 class Endpoints:
-    """The servers of an address. `trouble` says why another one is asked after an answer; one that counts has none."""
+    """The endpoints of an address. `trouble` returns why a response does not count and another endpoint is tried."""
 
     def __init__(
         self,
@@ -68,17 +68,17 @@ class Endpoints:
         self._listens_at = 0
 
     def deadline(self, duration: Duration | None = None) -> float:
-        """Return until when, in monotonic time, a call may ask: well before a lease of this duration has run out."""
+        """Return the monotonic deadline of a call: well before a lease of this duration expires."""
         call_s = CALL_S_MAX if duration is None else duration / SECOND / CALL_PART
         return self._clock.monotonic() + min(max(call_s, CALL_S_MIN), CALL_S_MAX)
 
     async def ask(
         self, method: str, path: str, *, until: float, body: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> EndpointReply:
-        """Return the first answer that counts; raise `EngineUnavailable` where there is none in time."""
+        """Return the first response that counts; raise `EngineUnavailable` if there is none in time."""
         troubles: dict[str, None] = {}
         first, last_turn = self._at, len(self._urls) - 1
-        for turn in range(len(self._urls) + 1):  # Once more: a server may just have closed the connection.
+        for turn in range(len(self._urls) + 1):  # Retried once: the server may just have closed the connection.
             at = (first + turn) % len(self._urls)
             seconds = until - self._clock.monotonic()
             if seconds <= 0:
@@ -90,7 +90,7 @@ class Endpoints:
                 ):
                     answer = EndpointReply(response.status, await response.read())
             except asyncio.CancelledError:
-                if self._at == at:  # The caller waits less long than we would; he shall not meet this one again.
+                if self._at == at:  # The caller gave up first; try another endpoint next time.
                     self._at = (at + 1) % len(self._urls)
                 raise
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -107,7 +107,7 @@ class Endpoints:
     async def listen(
         self, method: str, path: str, *, quiet_s: float, body: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Open an answer that comes late or bit by bit; after `quiet_s` of silence it counts as lost."""
+        """Open a streaming or long-polling response; after `quiet_s` of silence it counts as lost."""
         url = self._urls[self._listens_at]
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX, sock_read=quiet_s)
         try:
@@ -123,18 +123,18 @@ class Endpoints:
             await self._session.close()
 
     def _request(self, method: str, url: str, **options: Any) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        if self._session is None:  # Not before it is needed: it belongs to the loop that runs then.
+        if self._session is None:  # Created on first use: it belongs to the event loop that runs then.
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(ssl=self._tls, limit=CONNECTIONS_MAX),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers={"User-Agent": self._agent},
-                timeout=aiohttp.ClientTimeout(total=None),  # Ours is around all of it.
+                timeout=aiohttp.ClientTimeout(total=None),  # Our own timeout covers all of it.
             )
         return self._session.request(method, url, allow_redirects=False, **options)
 
 
 class Subscription:
-    """Keeps listening: `follow` does it once, until the connection is lost."""
+    """A subscription that reconnects; `follow` listens until the connection is lost."""
 
     def __init__(self, follow: Callable[[Callable[[], None]], Awaitable[None]], *, clock: Clock) -> None:
         self._follow = follow
@@ -161,7 +161,7 @@ class Subscription:
 
     async def _run(self) -> None:
         while True:
-            with suppress(EngineUnavailable):  # Said by whoever asks for a lock; here it costs only time.
+            with suppress(EngineUnavailable):  # Calls for locks report it; here it only delays wake-ups.
                 await self._follow(self._tell)
             self._failures += 1
             rest_s = self._clock.backoff_s(self._failures + 1, first_s=LISTEN_AGAIN_S, most_s=LISTEN_AGAIN_S_MAX)
@@ -169,7 +169,7 @@ class Subscription:
 
 
 def in_one_line(text: str) -> str:
-    """Shorten what a server says."""
+    """Shorten a server's message to one line."""
     return " ".join(text.split())[:TEXT_LENGTH_MAX]
 
 

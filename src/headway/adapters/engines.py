@@ -1,11 +1,11 @@
-"""Servers beside the store that say who may act, each behind the port `Engine`, chosen by the beginning of a URL.
+"""Coordination engines beside the store, each behind the port `Engine`, chosen by the scheme of a URL.
 
     redis://[user:password@]host:port[,host:port]/[database][?prefix=…]      rediss:// with TLS
     etcd://[user:password@]host:port[,host:port][?prefix=…]                  etcds://
     zookeeper://[user:password@]host:port[,host:port][/chroot][?prefix=…]    zookeepers://
     consul://[:token@]host:port[,host:port][?prefix=…]                       consuls://
 
-They are optional: each client is imported only when its engine is asked for.
+They are optional: each client is imported only if its engine is used.
 """
 
 from typing import Final
@@ -16,14 +16,14 @@ from headway.core.ports import Engine
 from headway.core.settings import mask_url
 
 SCHEMES: Final = ("redis", "rediss", "etcd", "etcds", "zookeeper", "zookeepers", "consul", "consuls")
-_EXTRAS: Final = {  # The others speak plain HTTP.
+_EXTRAS: Final = {  # The others use plain HTTP.
     **dict.fromkeys(("redis", "rediss"), "redis"),
     **dict.fromkeys(("zookeeper", "zookeepers"), "zookeeper"),
 }
 
 
 def open_engine(url: str, *, clock: Clock, node: str) -> Engine:
-    """Make the engine of a URL; nothing is connected before it is used. `node` names this process to the server."""
+    """Make the engine for a URL; it connects on first use. `node` names this process to the server."""
     scheme = url.partition("://")[0]
     try:
         match scheme:

@@ -1,15 +1,14 @@
-"""Locks on etcd, through the JSON interface that every etcd since 3.4 has beside gRPC.
+"""Locks on etcd, through the JSON gateway that every etcd since 3.4 has beside gRPC.
 
-    headway/NAME    the holder; bound to an etcd lease of its own, with which it goes
+    headway/NAME    the holder; bound to its own etcd lease, with which it is deleted
 
-A lock is taken by a transaction that writes the key only if it has not changed since it was looked at. The revision of
-that write is the token: one counter for all of etcd, which only grows. Nothing is kept in this process. Whoever renews
-looks first whether the key is there and says his name, and has the lease extended that the key is bound to; so a lock
-that somebody has deleted is lost, though its lease lives on. An answer that never came is made good by asking again:
-the key says whose it is.
+A lock is acquired by a transaction that writes the key only if it has not changed since it was read. The revision of
+that write is the token: one counter for all of etcd, which only grows. This process keeps no state. A renewal first
+checks that the key exists and names the holder, and extends the lease that the key is bound to; so a lock whose key was
+deleted is lost, though its lease lives on. After a lost response the request is repeated: the key says whose it is.
 
-etcd counts leases in whole seconds, so they are rounded up, and it has a shortest one (by default 2 s). After a change
-of its leader it lets every lease begin anew, so a lock of a dead holder can last twice as long then.
+etcd counts leases in whole seconds, so they are rounded up, and it has a minimum (by default 2 s). After a change of
+its leader it restarts every lease, so the lock of a dead holder can last twice as long then.
 
 With `?prefix=` several Headways share one etcd. A user needs the right to read and write keys of the prefix.
 """
@@ -30,9 +29,9 @@ from headway.core.instants import SECOND, Duration
 
 PORT: Final = 2379
 PREFIX: Final = "headway/"
-QUIET_S: Final = 30.0  # A watch that hears nothing for so long is made anew: its connection may be a dead one.
+QUIET_S: Final = 30.0  # A watch that is silent for this long is opened again: its connection may be dead.
 KEYS_PER_READ: Final = 100  # etcd refuses transactions with more than 128 operations.
-HAS_LEADER: Final = {"Grpc-Metadata-hasleader": "true"}  # A server cut off from the others shall say so at once.
+HAS_LEADER: Final = {"Grpc-Metadata-hasleader": "true"}  # Partitioned servers answer at once.
 NOT_LOGGED_IN: Final = ("invalid auth token", "revision of auth store is old", "user name is empty")
 NO_LOGIN_NEEDED: Final = "authentication is not enabled"
 
@@ -53,7 +52,7 @@ class _Response(msgspec.Struct):
     response_range: _Range | None = None
 
     def key(self) -> _Key | None:
-        """Return the one key that was read, if it is there."""
+        """Return the key that was read, if it exists."""
         return self.response_range.kvs[0] if self.response_range and self.response_range.kvs else None
 
 
@@ -69,7 +68,7 @@ class _Transaction(msgspec.Struct):
 
 class _Lease(msgspec.Struct):
     ID: int = 0
-    TTL: int = 0  # Nothing for a lease that is gone.
+    TTL: int = 0  # Absent for an expired lease.
 
 
 class _Watched(msgspec.Struct):
@@ -80,7 +79,7 @@ class _Watched(msgspec.Struct):
 
 
 class _Streamed(msgspec.Struct):
-    """One line of an answer in several; an error is an object here, and a text elsewhere."""
+    """One line of a streaming response; an error is an object here, and a string elsewhere."""
 
     result: msgspec.Raw = msgspec.Raw()
     error: Any = None
@@ -108,7 +107,7 @@ class EtcdEngine:
         self._subscription = Subscription(self._follow, clock=clock)
 
     async def acquire(self, name: str, *, holder: str, duration: Duration) -> int | None:
-        """Take a lock that is free, has run out or is the holder's own."""
+        """Acquire a lock that is free, has expired or is the holder's own."""
         until = self._servers.deadline(duration)
         (found,) = await self._read([name], until)
         if found is not None and found.value != holder.encode():
@@ -116,7 +115,7 @@ class EtcdEngine:
         return await self._take(name, found, holder, duration, until)
 
     async def renew(self, names: Iterable[str], *, holder: str, duration: Duration) -> frozenset[str]:
-        """Extend those locks that are still the holder's; one that was taken for less is taken anew."""
+        """Extend the locks that are still the holder's; one with a shorter duration is acquired anew."""
         asked = list(names)
         until = self._servers.deadline(duration)
         found = dict(zip(asked, await self._read(asked, until), strict=True))
@@ -130,34 +129,34 @@ class EtcdEngine:
         return frozenset(kept)
 
     async def release(self, names: Iterable[str], *, holder: str) -> None:
-        """Revoke the leases of those locks that are the holder's: the keys go with them."""
+        """Revoke the leases of the holder's locks; their keys are deleted with them."""
         until = self._servers.deadline()
         found = await self._read(list(names), until)
         leases = [key.lease for key in found if key is not None and key.value == holder.encode()]
         await asyncio.gather(*(self._revoke(lease, until) for lease in leases))
 
     async def watch(self, hear: Callable[[], None]) -> None:
-        """Call `hear` whenever a key of ours goes, and after every pause in listening."""
+        """Call `hear` whenever one of our keys is deleted, and after every gap in listening."""
         self._subscription.start(hear, "etcd locks")
 
     async def close(self) -> None:
-        """Give back every connection."""
+        """Close every connection."""
         await self._subscription.close()
         await self._servers.close()
 
     async def _read(self, names: Sequence[str], until: float) -> list[_Key | None]:
-        """Read what a majority of the servers agrees on."""
+        """Read linearizably: what a majority of the servers agrees on."""
         keys: list[_Key | None] = []
         for begin in range(0, len(names), KEYS_PER_READ):
             reads = [{"request_range": {"key": self._key(name)}} for name in names[begin : begin + KEYS_PER_READ]]
             answer = await self._ask("/v3/kv/txn", {"success": reads}, _Transaction, until)
             if len(answer.responses) != len(reads):
-                raise EngineUnavailable("what answers is not etcd: it does not read what it is asked for")
+                raise EngineUnavailable("the server is not etcd: it does not return the requested keys")
             keys += [response.key() for response in answer.responses]
         return keys
 
     async def _take(self, name: str, found: _Key | None, holder: str, duration: Duration, until: float) -> int | None:
-        """Write the key with a lease of its own, unless it has changed since it was found."""
+        """Write the key with a new lease, unless it has changed since it was read."""
         key = self._key(name)
         seen = found.mod_revision if found is not None else 0
         lease = (await self._ask("/v3/lease/grant", {"TTL": _whole_seconds(duration)}, _Lease, until)).ID
@@ -173,36 +172,36 @@ class EtcdEngine:
         )
         if answer.succeeded:
             if found is not None and found.lease:
-                await self._forget(found.lease, until)  # Nothing is bound to it any more.
+                await self._forget(found.lease, until)  # No key is bound to it any more.
             return answer.header.revision
         now = answer.responses[0].key()
-        if now is not None and now.lease == lease:  # Written the first time, by a server that then did not answer.
+        if now is not None and now.lease == lease:  # The first request succeeded, but its response was lost.
             return now.mod_revision
         await self._forget(lease, until)
         return None
 
     async def _extend(self, lease: int, until: float) -> int:
-        """Let a lease begin anew; return the seconds that it lasts from now, 0 if it is gone.
+        """Renew a lease; return its remaining seconds, 0 if it is gone.
 
-        One request for each: of several leases in one, etcd may answer for the first few only.
+        One request per lease: for several in one request, etcd may answer only the first few.
         """
         answer = await self._answer("/v3/lease/keepalive", msgspec.json.encode({"ID": lease}), until)
         for result in _results(answer.body.splitlines()):
             return _decode(result, _Lease).TTL
-        raise EngineUnavailable("etcd does not say whether a lease lives")
+        raise EngineUnavailable("etcd does not report whether a lease is alive")
 
     async def _revoke(self, lease: int, until: float) -> None:
         answer = await self._send("/v3/lease/revoke", msgspec.json.encode({"ID": lease}), until)
-        if answer.status != 404:  # It may have run out.
+        if answer.status != 404:  # It may have expired.
             _check(answer)
 
     async def _forget(self, lease: int, until: float) -> None:
-        """Revoke a lease that nothing needs; it would run out, too."""
+        """Revoke an unused lease; it would also expire by itself."""
         with suppress(EngineUnavailable):
             await self._revoke(lease, until)
 
     async def _follow(self, hear: Callable[[], None]) -> None:
-        """Listen for keys that go, until the connection is lost."""
+        """Watch for deleted keys until the connection is lost."""
         wanted = {"key": self._key(""), "range_end": _end_of(self._prefix), "filters": ["NOPUT"]}
         if self._user is not None and self._token is None:
             await self._log_in(self._servers.deadline())
@@ -217,7 +216,7 @@ class EtcdEngine:
                 for result in _results([line]):
                     watched = _decode(result, _Watched)
                     if watched.canceled:
-                        self._token = None  # The reason may be that it is not known any more.
+                        self._token = None  # The token may have expired.
                         raise EngineUnavailable(f"etcd ends the watch: {watched.cancel_reason}")
                     if watched.created or watched.events:
                         hear()
@@ -229,13 +228,13 @@ class EtcdEngine:
         return _check(await self._send(path, body, until))
 
     async def _send(self, path: str, body: bytes, until: float) -> EndpointReply:
-        """Ask as the user of the address; a token that etcd does not know any more is fetched anew."""
+        """Send a request as the user of the address; fetch a new token if etcd no longer accepts the old one."""
         if self._user is not None and self._token is None:
             await self._log_in(until)
         token = self._token
         answer = await self._servers.ask("POST", path, until=until, body=body, headers=self._headers())
         if self._user is not None and any(words in _refusal(answer) for words in NOT_LOGGED_IN):
-            if self._token == token:  # Nobody else has fetched one meanwhile.
+            if self._token == token:  # No concurrent request has fetched a new one.
                 await self._log_in(until)
             answer = await self._servers.ask("POST", path, until=until, body=body, headers=self._headers())
         return answer
@@ -253,12 +252,12 @@ class EtcdEngine:
 
 
 def _trouble(answer: EndpointReply) -> str | None:
-    """Tell a server without a leader, or one that gives up waiting for the others, from a refusal."""
+    """Return why another server should be tried: no leader, or no quorum in time. A refusal is not such a reason."""
     return _refusal(answer) if answer.status >= 500 else None
 
 
 def _refusal(answer: EndpointReply) -> str:
-    """Return why etcd refuses, in its own words; nothing where it does not."""
+    """Return the message of a refusal; empty if it is none."""
     if answer.status == 200:
         return ""
     try:
@@ -274,11 +273,11 @@ def _check(answer: EndpointReply) -> EndpointReply:
 
 
 def _decode(text: bytes | msgspec.Raw, kind: type[T]) -> T:
-    """Read an answer. Numbers of 64 bits are texts in etcd's JSON, and bytes are base64."""
+    """Decode a response. In etcd's JSON, 64-bit numbers are strings and bytes are base64."""
     try:
         return msgspec.json.decode(text, type=kind, strict=False)
     except msgspec.MsgspecError as error:
-        raise EngineUnavailable(f"what answers is not etcd: {in_one_line(str(error))}") from error
+        raise EngineUnavailable(f"the server is not etcd: {in_one_line(str(error))}") from error
 
 
 def _results(lines: Iterable[bytes]) -> Iterator[msgspec.Raw]:
@@ -290,7 +289,7 @@ def _results(lines: Iterable[bytes]) -> Iterator[msgspec.Raw]:
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Split what comes into lines, of any length."""
+    """Split a stream into lines of any length."""
     rest = b""
     async for chunk in response.content.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")
@@ -303,5 +302,5 @@ def _whole_seconds(duration: Duration) -> int:
 
 
 def _end_of(prefix: bytes) -> bytes:
-    """Return the first key after all that begin with the prefix."""
+    """Return the first key after all keys with the prefix."""
     return prefix[:-1] + bytes([prefix[-1] + 1])

@@ -1,16 +1,15 @@
-"""Hints by RabbitMQ: a queue of its own for each of ours, consumed by all workers.
+"""Hints through RabbitMQ: one RabbitMQ queue per Headway queue, consumed by all workers.
 
-    headway.classic.QUEUE     messages whose body is the id of a job; ten thousand at most, the oldest go first
+    headway.classic.QUEUE     messages whose body is the id of a job; ten thousand at most, the oldest are dropped
 
-Classic queues are the usual kind: hints need not survive anything, and these cost least. `?queues=quorum` is for
-clusters, where they outlive the broker that has them; alone, a broker that crashes may come back without a leader for a
-quorum queue that was new (seen with 3.10), and then that queue does not answer until somebody deletes it. Messages have
-no priority (quorum queues know none) and need none: a hint only says where to look, and the store gives out the most
-urgent job there is.
+Classic queues are the default: hints need not survive anything, and these cost least. `?queues=quorum` is for clusters,
+where queues outlive a broker. A single broker that crashes may come back without a leader for a new quorum queue (seen
+with 3.10), and then that queue does not answer until it is deleted. Messages have no priority (quorum queues do not
+support it) and need none: a hint only says where to look, and the store returns the most urgent job.
 
-The broker pushes messages to consumers, a few ahead. So a worker that has no room stops consuming, and gives back what
-it did not use; otherwise hints would wait with the busy while others are idle. A hint that was given back twenty times
-is dropped by the broker.
+The broker pushes messages to consumers (prefetch). So a worker without free slots stops consuming and requeues its
+unused messages; otherwise hints would wait at busy workers while others are idle. The broker drops a hint that was
+requeued twenty times.
 """
 
 import asyncio
@@ -38,7 +37,7 @@ PREFIX: Final = "headway."
 OPTIONS: Final = ("prefix", "queues", "ca", "cert", "key")
 LENGTH_MAX: Final = 10_000
 BYTES_MAX: Final = 4 << 20
-KEPT_MS: Final = 86_400_000  # A queue that nobody uses is deleted after so long.
+KEPT_MS: Final = 86_400_000  # An unused queue is deleted after this time.
 DELIVERIES_MAX: Final = 20
 PREFETCH: Final = 100
 HEARTBEAT_S: Final = 10
@@ -47,16 +46,16 @@ ANSWER_S_MAX: Final = 4.0
 CHECK_EVERY_S: Final = 5.0
 _PLAUSIBLE: Final = re.compile(rb"[!-~]{1,64}")
 _KINDS: Final = ("classic", "quorum")
-# A channel that has gone is a RuntimeError to the client, and so is a connection that has gone to uvloop.
+# The client raises RuntimeError for a closed channel, and uvloop does for a closed connection.
 _FAILURES: Final = (AMQPError, RuntimeError, OSError, TimeoutError)
 
-for _client in ("aio_pika", "aiormq"):  # What they tell with a page of traceback is said here in one line, and once.
+for _client in ("aio_pika", "aiormq"):  # They log long tracebacks; we log one line, once.
     logging.getLogger(_client).setLevel(logging.CRITICAL)
 
 
 @dataclass(slots=True, eq=False)
 class _Link:
-    """A connection, with a channel to tell and one to hear."""
+    """A connection, with a channel for publishing and one for consuming."""
 
     connection: AbstractConnection
     telling: AbstractChannel
@@ -68,7 +67,7 @@ class _Link:
 
     @property
     def is_closed(self) -> bool:
-        """Whether one of the three is gone."""
+        """Whether the connection or a channel is closed."""
         return self.connection.is_closed or self.telling.is_closed or self.hearing.is_closed
 
 
@@ -100,15 +99,15 @@ class RabbitTransport:
                     link.declared.add(queue)
             try:
                 await self._publish(link, ready)
-            except DeliveryError:  # A queue was deleted; its messages came back. To say some twice does no harm.
+            except DeliveryError:  # A queue was deleted; its messages were returned. Duplicates are harmless.
                 for queue in ready:
                     await self._declare(link.telling, queue)
                 await self._publish(link, ready)
             if not ready:
-                await link.telling.get_exchange("amq.direct", ensure=True)  # Any question that must be answered.
+                await link.telling.get_exchange("amq.direct", ensure=True)  # Any request that needs a response.
 
     async def attend(self, queues: Collection[str]) -> None:
-        """Consume from these queues; what came of others and was not taken is given back."""
+        """Consume from these queues; requeue unused messages of other queues."""
         self._wanted = frozenset(queues)
         if self._link is None and not queues:
             return
@@ -127,17 +126,17 @@ class RabbitTransport:
             return [link.arrived.popleft() for _ in range(min(limit, len(link.arrived)))]
 
     async def acknowledge(self, hints: Sequence[Hint]) -> None:
-        """Have the broker forget messages."""
+        """Acknowledge messages."""
         for hint in hints:
             await self._end(hint, is_done=True)
 
     async def give_back(self, hints: Sequence[Hint]) -> None:
-        """Have the broker give messages to somebody else."""
+        """Requeue messages for other workers."""
         for hint in hints:
             await self._end(hint, is_done=False)
 
     async def close(self) -> None:
-        """Disconnect; the broker gives what was not acknowledged to others."""
+        """Disconnect; the broker redelivers unacknowledged messages to other workers."""
         await self._disconnect()
 
     # --- messages
@@ -157,7 +156,7 @@ class RabbitTransport:
     async def _end(self, hint: Hint, *, is_done: bool) -> None:
         link, message = hint.receipt
         if link is not self._link:
-            return  # Its connection is gone, so the broker has given it to others already.
+            return  # Its connection is gone, so the broker has already redelivered it.
         try:
             await (message.ack() if is_done else message.nack(requeue=True))
         except Exception as problem:
@@ -181,7 +180,7 @@ class RabbitTransport:
         return await channel.declare_queue(self._prefix + queue, durable=True, arguments=arguments)
 
     async def _consume(self, link: _Link) -> None:
-        """Start and stop consuming, so that it is what is wanted."""
+        """Start and stop consumers to match the wanted queues."""
         for queue in [queue for queue in link.consumers if queue not in self._wanted]:
             source, tag = link.consumers.pop(queue)
             await source.cancel(tag)
@@ -196,21 +195,21 @@ class RabbitTransport:
         async def receive(message: AbstractIncomingMessage) -> None:
             hint = Hint(queue, (link, message))
             if not _PLAUSIBLE.fullmatch(message.body):
-                await self._end(hint, is_done=True)  # What somebody else has put here; nobody shall look for it.
+                await self._end(hint, is_done=True)  # Not a hint of ours: remove it.
             elif queue in self._wanted:
                 link.arrived.append(hint)
                 link.signal.set()
             else:
-                await self._end(hint, is_done=False)  # It was on its way when we stopped consuming.
+                await self._end(hint, is_done=False)  # It was in flight when we stopped consuming.
 
         return receive
 
     async def _check(self, link: _Link) -> None:
-        """See that we still consume from our queues, and now and then that the broker answers."""
+        """Check that our consumers still exist and, at intervals, that the broker answers."""
         channel = await link.hearing.get_underlay_channel()
         assert isinstance(channel, UnderlayChannel)
         for queue, (_, tag) in list(link.consumers.items()):
-            if tag not in channel.consumers:  # The queue was deleted, and we were told so.
+            if tag not in channel.consumers:  # The queue was deleted, and the broker cancelled the consumer.
                 del link.consumers[queue]
         if link.consumers.keys() != self._wanted:
             await self._consume(link)
@@ -222,7 +221,7 @@ class RabbitTransport:
 
     @asynccontextmanager
     async def _talk(self) -> AsyncIterator[_Link]:
-        """Have a connection for a moment; whatever goes wrong with it, the next one tries the next server."""
+        """Use the connection in a block; after any error the next connection tries the next server."""
         link: _Link | None = None
         try:
             async with asyncio.timeout(ANSWER_S_MAX):
@@ -270,7 +269,7 @@ class RabbitTransport:
         return link
 
     async def _disconnect(self, link: _Link | None = None) -> None:
-        """Drop the connection, unless there is another one by now."""
+        """Close this connection, unless another one has replaced it."""
         if self._link is None or (link is not None and link is not self._link):
             return
         gone, self._link = self._link, None
@@ -285,5 +284,5 @@ class RabbitTransport:
 
 
 def _told_plainly(error: BaseException) -> BaseException:
-    """Return an error by its kind: a write that a lost connection cut off is a bare `Exception` to the client."""
+    """Normalise an error: the client raises a bare `Exception` if the connection is lost during a write."""
     return ConnectionError("the connection was lost during a write") if type(error) is Exception else error

@@ -1,9 +1,9 @@
-"""Servers beside the store that carry hints about ready jobs, each behind the port `Transport`, chosen by a URL.
+"""Transports for hints about ready jobs, each behind the port `Transport`, chosen by the scheme of a URL.
 
     redis://[user:password@]host:port[,host:port]/[database][?prefix=…]             rediss:// with TLS
     amqp://[user:password@]host:port[,host:port]/[virtual host][?prefix=…&queues=…]  amqps:// with TLS
 
-They are optional: each client is imported only when its transport is asked for.
+They are optional: each client is imported only if its transport is used.
 """
 
 from typing import Final
@@ -18,7 +18,7 @@ _EXTRAS: Final = {"redis": "redis", "rediss": "redis", "amqp": "rabbitmq", "amqp
 
 
 def open_transport(url: str, *, clock: Clock, node: str) -> Transport:
-    """Make the transport of a URL; nothing is connected before it is used. `node` names this process to the server."""
+    """Make the transport for a URL; it connects on first use. `node` names this process to the server."""
     scheme = url.partition("://")[0]
     try:
         match scheme:

@@ -1,22 +1,22 @@
-"""Locks on ZooKeeper: an ephemeral sequential node for each who tries; the lowest is the holder's.
+"""Locks on ZooKeeper: an ephemeral sequential node per contender; the lowest one holds the lock.
 
     /headway/scheduler%2F0/node_01h…~5f3a~0000000007      name, holder, attempt, and the number that ZooKeeper gives
 
-The token is the transaction that made the node, a number that only grows over the whole of ZooKeeper. Who is not the
-lowest takes his node away again, so nothing is left of somebody who has stopped trying. A watch on the name wakes him;
-`/headway` itself is a bell, which whoever gives a lock back rings by writing to it, for those who have not tried yet.
+The token is the transaction id that created the node, a number that only grows over the whole of ZooKeeper. A contender
+that is not the lowest deletes its node again, so a contender that gives up leaves nothing behind. A watch on the name
+wakes it. `/headway` itself is a bell: a release writes to it, which wakes contenders that have not tried yet.
 
-The *session* is the lease: when it ends, its nodes are gone. The client keeps it alive from a thread of its own, so it
-would also live while our loop hangs, and for a lock that nobody renews. Another thread therefore takes away what was
-not renewed in time. It also takes away nodes of which we never heard whether they were made.
+The *session* is the lease: when it ends, its nodes are deleted. The client keeps it alive from its own thread, so it
+would also live while our event loop hangs, and for a lock that is not renewed. Another thread therefore deletes locks
+that were not renewed in time, and nodes whose creation was never confirmed.
 
-A session lasts nine tenths of the lease: longer than its holder trusts it, and short enough that ZooKeeper, which looks
-once per tick, gives it away in time. There is one session for leases of about the same length. The server limits how
-short and how long sessions can be (from 2 to 20 ticks, a tick is 2 s, unless told otherwise), and does not say so.
-A shorter lease is given away late after a crash. A longer one ends with the session, which its holder learns with the
-next renewal; so let the server's `maxSessionTimeout` be as long as the longest lease.
+A session lasts nine tenths of the lease: longer than its holder trusts it, and short enough that ZooKeeper, which
+checks once per tick, expires it in time. There is one session for leases of about the same length. The server limits
+the session timeout (by default 2 to 20 ticks of 2 s), and does not report the limits. A shorter lease is released late
+after a crash. A longer one ends with the session, which its holder learns at the next renewal; so set the server's
+`maxSessionTimeout` to the longest lease or more.
 
-A renewal writes to the node: a server that is cut off from the others would answer a mere look from memory.
+A renewal writes to the node: a partitioned server would answer a mere read from memory.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ from headway.core.nodes import LEASE_MARGIN
 PORT: Final = 2181
 PREFIX: Final = "headway"
 CALL_S_MAX: Final = 3.0
-CONNECTED_S_MAX: Final = 2.0  # A session that is suspended is mostly back sooner, at another server.
+CONNECTED_S_MAX: Final = 2.0  # A suspended session is usually back sooner, at another server.
 CONNECT_S_MAX: Final = 1.5  # For one endpoint; then the next one is tried.
 CLOSE_S_MAX: Final = 3.0
 LOOK_S: Final = 0.02
@@ -56,12 +56,12 @@ CREATIONS_MAX: Final = 5
 _NODE: Final = re.compile(r"(?P<mark>.*~[0-9a-f]+)~(?P<number>[0-9]{10})")
 _DEAD: Final = (KeeperState.CLOSED, KeeperState.AUTH_FAILED)
 
-logging.getLogger("kazoo").addHandler(logging.NullHandler())  # What it has to say is told by our own events.
+logging.getLogger("kazoo").addHandler(logging.NullHandler())  # Our own events replace its log.
 
 
 @dataclass(slots=True)
 class _Held:
-    """A lock of ours, and until when it stays without a renewal."""
+    """A lock of ours, and when it expires without a renewal."""
 
     client: KazooClient
     path: str
@@ -70,7 +70,7 @@ class _Held:
 
 @dataclass(frozen=True, slots=True)
 class _Stray:
-    """A node of ours that shall go, should it be there."""
+    """A node of ours to delete, if it exists."""
 
     client: KazooClient
     folder: str
@@ -92,13 +92,13 @@ class ZookeeperEngine:
         self._clients: dict[float, KazooClient] = {}
         self._held: dict[tuple[str, str], _Held] = {}
         self._strays: list[_Stray] = []
-        self._changed = threading.Condition()  # Guards what is held and what strays, which two threads look at.
+        self._changed = threading.Condition()  # Guards held locks and strays, which two threads use.
         self._sweeper: threading.Thread | None = None
         self._closed = threading.Event()
         self._hear: Callable[[], None] | None = None
 
     async def acquire(self, name: str, *, holder: str, duration: Duration) -> int | None:
-        """Take a lock that is free, has run out or is the holder's own."""
+        """Acquire a lock that is free, has expired or is the holder's own."""
         async with self._patience():
             client = self._client(duration)
             await self._connected(client)
@@ -110,7 +110,7 @@ class ZookeeperEngine:
     async def _try(self, client: KazooClient, name: str, holder: str, duration: Duration) -> int | None:
         folder, owner = f"{self._root}/{_safe(name)}", f"{quote(holder, safe='')}~"
         nodes = await self._nodes(client, folder)
-        for node in [node for node in nodes if node.startswith(owner)]:  # Of a try that we never heard the end of.
+        for node in [node for node in nodes if node.startswith(owner)]:  # From an attempt without a response.
             await self._delete(client, f"{folder}/{node}")
         if any(not node.startswith(owner) for node in nodes):
             return None
@@ -121,7 +121,7 @@ class ZookeeperEngine:
             if min(nodes, key=_number, default=None) != path.rpartition("/")[2]:
                 await self._delete(client, path)
                 return None
-        except BaseException:  # It is not known whether there is a node, and nobody may ask for it again.
+        except BaseException:  # It is unknown whether the node exists, and no one may try again.
             self._sweep(_Stray(client, folder, mark))
             raise
         with self._changed:
@@ -130,7 +130,7 @@ class ZookeeperEngine:
         return token
 
     async def renew(self, names: Iterable[str], *, holder: str, duration: Duration) -> frozenset[str]:
-        """Extend those locks that are still the holder's."""
+        """Extend the locks that are still the holder's."""
         ours = {name: held for name in names if (held := self._held.get((name, holder)))}
         async with self._patience():
             await self._connected(*self._clients.values())
@@ -143,7 +143,7 @@ class ZookeeperEngine:
         return frozenset(name for name, token in zip(ours, extended, strict=True) if token is not None)
 
     async def release(self, names: Iterable[str], *, holder: str) -> None:
-        """Give back those locks that are the holder's."""
+        """Release the holder's locks."""
         with self._changed:
             ours = [held for name in names if (held := self._held.pop((name, holder), None))]
         try:
@@ -168,13 +168,13 @@ class ZookeeperEngine:
         self._hear = hear_from_thread
 
     async def close(self) -> None:
-        """End every session; what is held is free then."""
+        """Close every session; this releases all locks."""
         self._hear = None
         with self._changed:
             self._closed.set()
             self._changed.notify_all()
         clients, self._clients = list(self._clients.values()), {}
-        # Not in the loop's own threads, for which a program waits when it ends: a server may be silent for long.
+        # Not in the default executor, which a program joins at exit: a server may be silent for long.
         ending = [threading.Thread(target=_end, args=(client,), daemon=True) for client in clients]
         for thread in ending:
             thread.start()
@@ -185,7 +185,7 @@ class ZookeeperEngine:
     # --- sessions
 
     def _client(self, duration: Duration) -> KazooClient:
-        """Return the client whose session is right for leases of this length."""
+        """Return the client whose session fits leases of this length."""
         lease_s = duration / SECOND
         fitting = [timeout_s for timeout_s in self._clients if (1 - LEASE_MARGIN) * lease_s <= timeout_s <= lease_s]
         timeout_s = fitting[0] if fitting else (1 - LEASE_MARGIN / 2) * lease_s
@@ -196,7 +196,7 @@ class ZookeeperEngine:
 
     def _start(self, timeout_s: float) -> KazooClient:
         if self._closed.is_set():
-            raise EngineUnavailable("zookeeper is not used any more: the engine is closed")
+            raise EngineUnavailable("zookeeper cannot be used: the engine is closed")
         address = self._address
         secured: dict[str, Any] = {}
         if address.user is not None:
@@ -212,14 +212,14 @@ class ZookeeperEngine:
         )
 
         def note(state: str) -> None:
-            if client.client_state in _DEAD:  # It does not connect again by itself; the next who asks makes another.
+            if client.client_state in _DEAD:  # It does not reconnect by itself; the next call makes another one.
                 self._clients.pop(timeout_s, None)
             elif state == KazooState.CONNECTED:
                 client.exists_async(self._root, watch=listen)
             self._ring()
 
         def listen(event: WatchedEvent) -> None:
-            if event.type != EventType.NONE:  # Else the connection is lost, and all watches with it.
+            if event.type != EventType.NONE:  # Otherwise the connection is lost, and all watches with it.
                 client.exists_async(self._root, watch=listen)
             self._ring()
 
@@ -228,7 +228,7 @@ class ZookeeperEngine:
         return client
 
     async def _connected(self, *clients: KazooClient) -> None:
-        """Wait until sessions can be used; one that is suspended cannot."""
+        """Wait until sessions are connected; a suspended one is not."""
         until, never = self._clock.monotonic() + CONNECTED_S_MAX, asyncio.Event()
         while any(client.state != KazooState.CONNECTED for client in clients):
             if self._clock.monotonic() >= until:
@@ -237,7 +237,7 @@ class ZookeeperEngine:
 
     @asynccontextmanager
     async def _patience(self) -> AsyncIterator[None]:
-        """Give everything that is asked in a block a few seconds, all together."""
+        """Limit all requests in a block to a few seconds together."""
         try:
             async with asyncio.timeout(CALL_S_MAX):
                 yield
@@ -248,14 +248,14 @@ class ZookeeperEngine:
         return ", ".join(_host_port(*endpoint) for endpoint in self._address.endpoints)
 
     def _ring(self, *_: object) -> None:
-        """Wake who waits; called by threads of the client, with whatever has happened."""
+        """Wake the waiting contenders; called by threads of the client for any event."""
         if self._hear is not None:
             self._hear()
 
     # --- nodes
 
     async def _extend(self, key: tuple[str, str], held: _Held, duration: Duration) -> int | None:
-        """Write to our node, if it is still there; return the number of this transaction, None when it is lost."""
+        """Write to our node, if it still exists; return the transaction id, None if the lock is lost."""
         try:
             stat = await self._ask(held.client.set_async(held.path, self._label))
         except (NoNodeError, SessionExpiredError):
@@ -264,13 +264,13 @@ class ZookeeperEngine:
                     del self._held[key]
             return None
         with self._changed:
-            if self._held.get(key) is not held:  # It was too late: the sweeper is taking it away.
+            if self._held.get(key) is not held:  # Too late: the sweeper is deleting it.
                 return None
             held.until = self._end_of(duration)
             return int(stat.mzxid)
 
     async def _nodes(self, client: KazooClient, folder: str) -> list[str]:
-        """List who tries for a name, and be told when that changes."""
+        """List the contenders for a name, and set a watch."""
         try:
             nodes: list[str] = await self._ask(client.get_children_async(folder, watch=self._ring))
         except NoNodeError:
@@ -280,7 +280,7 @@ class ZookeeperEngine:
         return [node for node in nodes if _NODE.fullmatch(node)]
 
     async def _create(self, client: KazooClient, path: str) -> tuple[int, str]:
-        """Make our node. It is one request: whoever asks after it sees whether it was done. The folder is another."""
+        """Create our node with one request, so that a later read shows whether it succeeded; its folder is another."""
         try:
             for _ in range(CREATIONS_MAX):
                 try:
@@ -288,24 +288,24 @@ class ZookeeperEngine:
                         client.create_async(path, self._label, ephemeral=True, sequence=True, include_data=True)
                     )
                     return int(stat.czxid), str(made)
-                except NoNodeError:  # Nobody has had this lock, or who released it took the empty folder away.
+                except NoNodeError:  # The first use of this lock, or a release deleted the empty folder.
                     await self._ask(client.ensure_path_async(path.rpartition("/")[0]))
         except SessionExpiredError as error:
             raise _unavailable(error) from error
-        raise EngineUnavailable("zookeeper loses the folder of a lock again and again")
+        raise EngineUnavailable("the folder of a lock in zookeeper is deleted again and again")
 
     async def _delete(self, client: KazooClient, path: str) -> None:
-        """Delete a node, or a folder that is empty."""
+        """Delete a node, or an empty folder."""
         with contextlib.suppress(NoNodeError, NotEmptyError, SessionExpiredError):
             await self._ask(client.delete_async(path))
 
     async def _ask(self, result: Any) -> Any:
-        """Wait for what the client's thread brings."""
+        """Wait for the result from the client's thread."""
         loop = asyncio.get_running_loop()
         arrived: asyncio.Future[None] = loop.create_future()
 
         def put() -> None:
-            if not arrived.done():  # Who asked may have lost patience.
+            if not arrived.done():  # The caller may have given up.
                 arrived.set_result(None)
 
         def bring(_: object) -> None:
@@ -321,13 +321,13 @@ class ZookeeperEngine:
         except KazooException as error:
             raise _unavailable(error) from error
 
-    # --- what is not renewed
+    # --- locks that are not renewed
 
     def _end_of(self, duration: Duration) -> float:
         return self._clock.monotonic() + duration / SECOND
 
     def _sweep(self, *strays: _Stray) -> None:
-        """Have nodes taken away, as soon as that is possible, and see to it that locks run out."""
+        """Delete strays as soon as possible, and make locks expire that are not renewed."""
         with self._changed:
             self._strays += strays
             if self._sweeper is None and not self._closed.is_set():
@@ -355,7 +355,7 @@ class ZookeeperEngine:
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """Threads of the client, which connect in our way: soon tired of an endpoint, and with our own rules for TLS."""
+    """The client's threads, with a short timeout per endpoint and our own TLS context."""
 
     def __init__(self, tls: ssl.SSLContext | None) -> None:
         super().__init__()
@@ -370,10 +370,10 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return connection if self._tls is None else self._tls.wrap_socket(connection, server_hostname=hostname)
 
     def select(self, rlist: list[Any], wlist: list[Any], xlist: list[Any], timeout: float | None = None) -> Any:
-        """Wait for something to happen. Who waits for one connection alone wants the rest of a message, or its first.
+        """Wait for socket events. A wait on one socket alone is for the rest of a message, or for the first one.
 
-        The client would wait for that as long as a session lasts, also for the greeting of a server that took the
-        connection while it was starting, and has forgotten about it.
+        The client would wait for the whole session timeout, also for the greeting of a server that accepted the
+        connection while it was starting and then forgot it.
         """
         is_in_message = len(rlist) + len(wlist) == 1
         limit_s = min(timeout, CALL_S_MAX) if is_in_message and timeout is not None else timeout
@@ -381,7 +381,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 def _take_away(stray: _Stray) -> bool:
-    """Delete a node of ours; False when that must be tried again."""
+    """Delete a node of ours; return False if that must be tried again."""
     client = stray.client
     if client.client_state in _DEAD:
         return True  # Its session is gone, or soon will be.
@@ -409,7 +409,7 @@ def _number(node: str) -> int:
 
 
 def _safe(name: str) -> str:
-    """Write any text as the name of one node."""
+    """Encode any text as the name of one node."""
     return quote(name, safe="") if name.strip(".") else name.replace(".", "%2E")
 
 
@@ -424,5 +424,5 @@ def _end(client: KazooClient) -> None:
 
 def _unavailable(error: KazooException) -> EngineUnavailable:
     if isinstance(error, NoAuthError):
-        return EngineUnavailable("zookeeper does not let this user make or change nodes below this prefix")
+        return EngineUnavailable("zookeeper does not let this user create or change nodes below this prefix")
     return EngineUnavailable(f"zookeeper cannot be used: {' '.join(str(error).split()) or type(error).__name__}")

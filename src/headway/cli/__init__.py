@@ -1,4 +1,4 @@
-"""The command line. `main` is what the script `headway` calls; everything else is loaded when it is needed."""
+"""The command line. The script `headway` calls `main`; everything else is imported when it is needed."""
 
 from typing import NoReturn
 

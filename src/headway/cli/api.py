@@ -1,7 +1,7 @@
-"""`headway api`: the status API over HTTP, as one of any number of such processes.
+"""`headway api`: serve the HTTP API, as one of any number of such processes.
 
-It is a node like the others: it says that it lives, and keeps house when nobody else does. It runs no user code and
-needs no app; with one it knows what the tasks of the app say about their jobs, otherwise it asks the workers.
+It is a node like the others: it sends heartbeats and does its share of the housekeeping. It runs no user code and needs
+no app; with one it knows the defaults of the app's tasks, otherwise it reads what workers register.
 """
 
 from headway.cli.log import EventLog
@@ -13,8 +13,8 @@ from headway.wiring.processes import run_api
 async def api(session: Session, host: HostOption = None, port: PortOption = None) -> None:
     """Serve the HTTP API and the dashboard.
 
-    On 127.0.0.1 no token is needed until the first one is made with `headway tokens create`; any other address needs
-    one before it is listened on. /docs describes every path.
+    On 127.0.0.1 no token is needed until the first one is created with `headway tokens create`. For any other address
+    there must be a token before the server starts. /docs describes every path.
     """
     settings = session.settings(host=host, port=port)
     app = session.app()

@@ -1,4 +1,4 @@
-"""Find the app that `--app module:app` names, and say what was meant where there is none."""
+"""Find the app that `--app module:app` names, and suggest the right name if there is none."""
 
 import importlib
 import os
@@ -11,7 +11,7 @@ from headway.core.errors import HeadwayError, InvalidConfig
 
 
 def load_app(path: str) -> Headway:
-    """Import `module:app`, also from the current folder; say in one line what is wrong with it."""
+    """Import `module:app`, also from the current folder; an error says in one line what is wrong."""
     module_name, _, attribute = path.partition(":")
     attribute = attribute or "app"
     if not all(part.isidentifier() for part in (*module_name.split("."), *attribute.split("."))):
@@ -22,7 +22,7 @@ def load_app(path: str) -> Headway:
         found: Any = importlib.import_module(module_name)
     except HeadwayError:
         raise
-    except Exception as error:  # Whatever the user's module raises.
+    except Exception as error:  # The user's module may raise anything.
         is_missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
         hint = _meant(path) if is_missing else _place_of(error)
         raise InvalidConfig(
@@ -52,7 +52,7 @@ def _meant(path: str) -> str:
 
 
 def _place_of(error: Exception) -> str:
-    """Say where in the files of this folder an exception was raised; a syntax error says it itself."""
+    """Return where in the files of this folder an exception was raised; a syntax error already says it."""
     frames = [] if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename.startswith(os.getcwd() + os.sep)]
     return f" ({os.path.relpath(own[-1].filename)}, line {own[-1].lineno})" if own else ""

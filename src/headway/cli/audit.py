@@ -25,7 +25,7 @@ ScheduleOption = Annotated[
     str | None, typer.Option("--schedule", metavar="NAME", help="Only this schedule; tenant/name of another tenant.")
 ]
 SinceOption = Annotated[
-    str | None, typer.Option("--since", metavar="T", help="Only instants after this time, or so long ago: 24h.")
+    str | None, typer.Option("--since", metavar="T", help="Only instants after this time, or in the last 24h.")
 ]
 UntilOption = Annotated[str | None, typer.Option("--until", metavar="T", help="Only instants up to this time.")]
 
@@ -39,9 +39,9 @@ async def audit(
 ) -> int:
     """Compare the expected instants of every schedule with the recorded ones.
 
-    The expected instants are computed anew, by other code than the scheduler's. Exit code 1 when one is missing, is
-    recorded twice, or was never one. May run at any time, also while schedulers decide. Through a server it covers the
-    last year where no time is given.
+    The expected instants are computed anew, by code that is independent of the scheduler. Exit code 1 if one is
+    missing, recorded twice, or unexpected. It may run at any time, also while schedulers decide. Through a server it
+    covers the last year by default.
     """
     async with session.operations() as operations:
         now = operations.now
@@ -61,7 +61,7 @@ async def audit(
 async def _audited(
     operations: Operations, name: tuple[str | None, str | None], since: Instant | None, until: Instant | None
 ) -> LedgerAudit:
-    """Put the pages of an audit together; all are of the window of the first one."""
+    """Join the pages of an audit; all cover the period of the first one."""
     asked: dict[str, Any] = {
         "schedule": name[0],
         "tenant": name[1],
@@ -94,7 +94,7 @@ def fields_of(report: LedgerAudit) -> dict[str, Any]:
 
 
 def tell(out: Output, report: LedgerAudit) -> None:
-    """Write what was found, and the verdict in a sentence."""
+    """Print the findings, and the verdict in a sentence."""
     findings = [(kind, finding) for kind in report.totals for finding in getattr(report, kind)]
     if findings:
         columns = [
@@ -114,7 +114,7 @@ def _row(finding: AuditFinding) -> tuple[str, str, str]:
 
 
 def verdict(report: LedgerAudit) -> str:
-    """Say in one sentence what the audit found."""
+    """Return the verdict of the audit in one sentence."""
     schedules = count(report.schedules, "schedule")
     if report.ok:
         return (

@@ -1,4 +1,4 @@
-"""`headway audit-log`: what people did, the newest entries first."""
+"""`headway audit-log`: actions of operators and admins, the newest first."""
 
 from typing import Annotated
 
@@ -19,11 +19,13 @@ async def audit_log(
     target: Annotated[str | None, typer.Option("--target", metavar="ID", help="Only actions on this target.")] = None,
     tenant: Annotated[str | None, typer.Option("--tenant", metavar="TENANT", help="Only of this tenant.")] = None,
     since: Annotated[
-        str | None, typer.Option("--since", metavar="T", help="Only after this time, or so long ago: 24h.")
+        str | None, typer.Option("--since", metavar="T", help="Only after this time, or in the last 24h.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="How many at most.")] = 50,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="Maximum number of entries.")
+    ] = 50,
 ) -> None:
-    """Show the audit log: what operators and admins did, the newest entries first. No entry can be changed.
+    """Show the audit log: actions of operators and admins, the newest first. Entries cannot be changed.
 
     The old name `headway trail` does the same.
     """
@@ -42,7 +44,7 @@ async def audit_log(
     if session.as_json:
         session.out.json(found)
     elif not found:
-        session.out.say("nobody did anything yet")
+        session.out.say("no entries yet")
     else:
         columns = [
             Column("at", "time"),

@@ -1,7 +1,7 @@
 """`headway demo crash`: two workers, one job, and kill -9 for the one that runs it, half way.
 
-The workers are processes like those of `headway worker`. Neither the one that dies nor the other is told anything. The
-job comes back because its lease is no longer extended and expires.
+The workers are processes like those of `headway worker`. Neither of them is notified of the kill. The job runs again
+because its lease is no longer extended and expires.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from headway.cli import samples, subprocesses
 from headway.cli.log import EventLog
 from headway.cli.output import Column, Output, console
 from headway.cli.session import Session
-from headway.cli.text import clean, span
+from headway.cli.text import clean, count, span
 from headway.cli.watch import FAILED, Line, Sight, frame, painted, sights
 from headway.core.instants import SECOND, parse_instant
 from headway.core.lifecycle import Status
@@ -61,13 +61,13 @@ class _Scene:
         if state == before:
             return
         self.seen = state
-        if job.status is Status.RUNNING and job.attempts == 1:
+        if job.status is Status.RUNNING and not self.victim:
             self.say(f"worker {sight.worker} runs {TASK}; it keeps a lease of {span(WORKER_LEASE)} and extends it")
-        elif job.status is Status.RUNNING and self.victim:
-            self.say(f"the lease ran out: worker {sight.worker} runs attempt {job.attempts} of the same job", "good")
+        elif job.status is Status.RUNNING:
+            self.say(f"the lease expired: worker {sight.worker} runs attempt {job.attempts} of the same job", "good")
             self.say("steps that were done are not repeated: ctx.once keeps their results", "good")
         elif job.status is Status.COMPLETED:
-            self.say("completed: one job, two attempts, one result", "good")
+            self.say(f"completed: one job, {count(job.attempts, 'attempt')}, one result", "good")
 
     def _kill(self, sight: Sight) -> None:
         self.victim = sight.worker
@@ -76,7 +76,7 @@ class _Scene:
         self.say(f"kill -9 {process.pid}: worker {sight.worker} is gone, with the process that ran the job", "bad")
         lease_until = sight.evidence.get("lease_until")
         left = 0 if lease_until is None else max(0, parse_instant(lease_until) - sight.now)
-        self.say(f"nobody told the store, which waits until the lease runs out, in {span(left)}", "warn")
+        self.say(f"the store was not notified: it waits until the lease expires, in {span(left)}", "warn")
 
 
 async def play(session: Session, url: str, seconds: float | None) -> int:

@@ -1,17 +1,18 @@
 """`headway dead`: dead letters, the jobs that failed for good and await review.
 
-Retrying one makes a new job, linked to it; dropping one only takes it off this list. Either way the failed job stays
-what it is, for as long as history is kept.
+Retrying one creates a new job that is linked to it; dropping one only removes it from this list. Either way the failed
+job stays in the history until it is pruned.
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 import typer
 
+from headway.cli.filters import with_filters
 from headway.cli.output import Column
 from headway.cli.parsing import YesOption, confirm
 from headway.cli.schedule_names import job_label, with_tenant
@@ -30,7 +31,6 @@ from headway.wire.dead_letters import (
     LetterFilter,
     ManyLetters,
     RefusedLetter,
-    RetriedLetter,
     RetriedLetters,
 )
 from headway.wire.jobs import Job
@@ -41,35 +41,41 @@ JOB_ID_LENGTH: Final = 30
 
 app = new_group(help="List, retry and drop dead letters: jobs that failed for good and await review.")
 
-TaskOption = Annotated[str | None, typer.Option("--task", metavar="NAME", help="Only of this task.")]
-QueueOption = Annotated[str | None, typer.Option("--queue", metavar="NAME", help="Only from this queue.")]
-TenantOption = Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only of this tenant.")]
-ScheduleOption = Annotated[
-    str | None, typer.Option("--schedule", metavar="NAME", help="Only of this schedule; tenant/name of another tenant.")
-]
-ErrorOption = Annotated[
-    str | None,
-    typer.Option(
+_FLAGS: Final[dict[str, Any]] = {
+    "type": typer.Option("--task", metavar="NAME", help="Only of this task."),
+    "queue": typer.Option("--queue", metavar="NAME", help="Only from this queue."),
+    "tenant": typer.Option("--tenant", metavar="NAME", help="Only of this tenant."),
+    "schedule": typer.Option(
+        "--schedule", metavar="NAME", help="Only of this schedule; tenant/name of another tenant."
+    ),
+    "error": typer.Option(
         "--error",
         metavar="TEXT",
         help="Only with this error: OSError, or 'OSError: row … is bad' as `dead list --by-error` shows it.",
     ),
-]
-AllOption = Annotated[bool, typer.Option("--all", help="All that match; without a filter, all there are.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say which dead letters are meant.")]
+}
+AllOption = Annotated[bool, typer.Option("--all", help="All that match; without a filter, all dead letters.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Change nothing; show which dead letters match.")]
 IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="These jobs.")]
 
 Outcome = TypeVar("Outcome", RetriedLetters, DroppedLetters)
 
 
+def _filters(said: Mapping[str, str | None]) -> LetterFilter:
+    error = said["error"]
+    if error is not None and not 0 < len(error) <= ERROR_TEXT_MAX:
+        raise DefinitionError(f"--error must have 1 to {ERROR_TEXT_MAX:,} characters")
+    return LetterFilter(**with_tenant(said))
+
+
+filtered: Final = with_filters(_FLAGS, _filters)
+
+
 @command(app, "list")
+@filtered
 async def list_(
     session: Session,
-    task: TaskOption = None,
-    queue: QueueOption = None,
-    tenant: TenantOption = None,
-    schedule: ScheduleOption = None,
-    error: ErrorOption = None,
+    chosen: LetterFilter,
     before: Annotated[str | None, typer.Option("--before", metavar="ID", help="Older than this job.")] = None,
     limit: Annotated[
         int, typer.Option("--limit", "-n", metavar="N", min=1, max=LETTERS_PLANNED_MAX, help="How many.")
@@ -79,21 +85,20 @@ async def list_(
     ] = False,
 ) -> None:
     """List dead letters, newest first."""
-    which = _filters(task, queue, tenant, schedule, error)
     if by_error:
-        if error is not None or before is not None:
+        if chosen.error is not None or before is not None:
             raise DefinitionError("--by-error counts all errors: leave out --error and --before")
-        failed = FailureFilter(type=which.type, queue=which.queue, schedule=which.schedule, tenant=which.tenant)
+        failed = FailureFilter(type=chosen.type, queue=chosen.queue, schedule=chosen.schedule, tenant=chosen.tenant)
         await _list_groups(session, failed, limit)
         return
     async with session.operations() as operations:
-        listed = pages(operations.dead_letters.list, which, cursor=_cursor(before), most=limit + 1)
+        listed = pages(operations.dead_letters.list, chosen, cursor=_cursor(before), most=limit + 1)
         found = [job async for job in listed]
         now = operations.now
     if session.as_json:
         session.out.json(found[:limit])
     elif not found:
-        session.out.say("no dead letter matches" if which.given() or before else "no dead letters")
+        session.out.say("no dead letter matches" if chosen.given() or before else "no dead letters")
     else:
         columns = [
             Column("id", "quiet"),
@@ -146,14 +151,11 @@ def _row(job: Job, now: Instant) -> tuple[object, ...]:
 
 
 @command(app)
+@filtered
 async def retry(
     session: Session,
+    chosen: LetterFilter,
     ids: IdsArgument = None,
-    task: TaskOption = None,
-    queue: QueueOption = None,
-    tenant: TenantOption = None,
-    schedule: ScheduleOption = None,
-    error: ErrorOption = None,
     everything: AllOption = False,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
@@ -165,19 +167,16 @@ async def retry(
     headway dead retry --task report                    all of a task; shows the number and asks first
     headway dead retry --task report --error OSError    those that failed with this error
     """
-    which = _which(ids, _filters(task, queue, tenant, schedule, error), everything)
-    done: list[RetriedLetter] = []
-    refused: list[RefusedLetter] = []
+    which = _which(ids, chosen, everything)
     async with session.operations() as operations:
         plan = await _planned(operations.dead_letters.retry_many, which)
         if dry_run:
             return _tell_plan(session, "run again", plan)
         if plan.ids and not ids:
             confirm(f"This runs {_some(plan.ids)} again.", yes=yes)
-        for part in _parts(plan.ids):
-            outcome = await operations.dead_letters.retry_many(ManyLetters(ids=part, chosen_by=which.filters()))
-            done += outcome.retried
-            refused += outcome.refused
+        outcomes = await _carried_out(operations.dead_letters.retry_many, which, plan)
+    done = [letter for outcome in outcomes for letter in outcome.retried]
+    refused = [letter for outcome in outcomes for letter in outcome.refused]
     if session.as_json:
         told = RetriedLetters(
             count=len(done),
@@ -193,39 +192,30 @@ async def retry(
             session.out.say(f"{letter.rerun} runs {letter.id} again")
         if not ids:
             session.out.say(f"{count(len(done), 'job')} enqueued" if plan.ids else "no dead letter matches")
-    _tell_rest(session, plan.more)
-    for each in refused:
-        session.out.note(clean(f"{each.id}: {each.error}"))
-    return FAILED if refused else 0
+    return _tell_rest(session, plan.more, refused)
 
 
 @command(app)
+@filtered
 async def drop(
     session: Session,
+    chosen: LetterFilter,
     ids: IdsArgument = None,
-    task: TaskOption = None,
-    queue: QueueOption = None,
-    tenant: TenantOption = None,
-    schedule: ScheduleOption = None,
-    error: ErrorOption = None,
     everything: AllOption = False,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> int:
-    """Take dead letters off the list. The jobs stay in the history; nothing runs again."""
-    which = _which(ids, _filters(task, queue, tenant, schedule, error), everything)
-    dropped: list[str] = []
-    refused: list[RefusedLetter] = []
+    """Drop dead letters from the list. The jobs stay in the history; nothing runs again."""
+    which = _which(ids, chosen, everything)
     async with session.operations() as operations:
         plan = await _planned(operations.dead_letters.drop_many, which)
         if dry_run:
             return _tell_plan(session, "be dropped", plan)
         if plan.ids:
             confirm(f"This drops {_some(plan.ids)}.", yes=yes)
-        for part in _parts(plan.ids):
-            outcome = await operations.dead_letters.drop_many(ManyLetters(ids=part, chosen_by=which.filters()))
-            dropped += outcome.dropped
-            refused += outcome.refused
+        outcomes = await _carried_out(operations.dead_letters.drop_many, which, plan)
+    dropped = [letter for outcome in outcomes for letter in outcome.dropped]
+    refused = [letter for outcome in outcomes for letter in outcome.refused]
     if session.as_json:
         told = DroppedLetters(
             count=len(dropped), ids=dropped, dropped=dropped, refused=refused, more=plan.more, dry_run=False
@@ -233,20 +223,10 @@ async def drop(
         session.out.json(told)
     else:
         session.out.say(f"{_some(dropped)} dropped" if plan.ids else "no dead letter matches")
-    _tell_rest(session, plan.more)
-    return 0
+    return _tell_rest(session, plan.more)  # A letter that is gone already is what the operator wanted.
 
 
-# --- which dead letters
-
-
-def _filters(
-    task: str | None, queue: str | None, tenant: str | None, schedule: str | None, error: str | None
-) -> LetterFilter:
-    if error is not None and not 0 < len(error) <= ERROR_TEXT_MAX:
-        raise DefinitionError(f"--error must have 1 to {ERROR_TEXT_MAX:,} characters")
-    given = with_tenant({"type": task, "queue": queue, "tenant": tenant, "schedule": schedule})
-    return LetterFilter(**given, error=error)
+# --- selection
 
 
 def _job_id(text: str) -> str:
@@ -254,16 +234,16 @@ def _job_id(text: str) -> str:
 
 
 def _cursor(before: str | None) -> str | None:
-    """Return the id before which a list begins; the beginning of an id is enough."""
+    """Return the id before which a list begins; a prefix of an id is enough."""
     return None if before is None else _job_id(before).ljust(JOB_ID_LENGTH, "0")
 
 
 def _which(ids: list[str] | None, filters: LetterFilter, everything: bool) -> ManyLetters:
     is_filtered = bool(filters.given())
     if ids and (is_filtered or everything):
-        raise DefinitionError("say which: ids, or filters, or --all")
+        raise DefinitionError("give either ids, filters or --all")
     if not ids and not is_filtered and not everything:
-        raise DefinitionError("say which: ids, a filter such as --task, or --all")
+        raise DefinitionError("give ids, a filter such as --task, or --all")
     if ids:
         return ManyLetters(ids=sorted(set(map(_job_id, ids))))
     return ManyLetters(**msgspec.structs.asdict(filters), all=everything and not is_filtered, limit=LETTERS_PLANNED_MAX)
@@ -271,7 +251,7 @@ def _which(ids: list[str] | None, filters: LetterFilter, everything: bool) -> Ma
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The letters that are meant, oldest first, by their errors, and whether there are more."""
+    """The selected letters, oldest first, by their errors, and whether there are more."""
 
     ids: list[str]
     errors: Counter[tuple[str, str]]
@@ -279,7 +259,7 @@ class _Plan:
 
 
 async def _planned(act: Callable[[ManyLetters], Awaitable[Outcome]], which: ManyLetters) -> _Plan:
-    """Find the letters that are meant by a dry run; refuse ids that are no dead letters."""
+    """Select the letters with a dry run; raise an error for ids that are not dead letters."""
     asked = [which] if which.ids is None else [ManyLetters(ids=part) for part in _parts(which.ids)]
     ids: list[str] = []
     errors: Counter[tuple[str, str]] = Counter()
@@ -294,6 +274,12 @@ async def _planned(act: Callable[[ManyLetters], Awaitable[Outcome]], which: Many
     return _Plan(ids, errors, more)
 
 
+async def _carried_out(
+    act: Callable[[ManyLetters], Awaitable[Outcome]], which: ManyLetters, plan: _Plan
+) -> list[Outcome]:
+    return [await act(ManyLetters(ids=part, chosen_by=which.filters())) for part in _parts(plan.ids)]
+
+
 def _parts(ids: Sequence[str]) -> Iterator[list[str]]:
     return (list(ids[start : start + PAGE]) for start in range(0, len(ids), PAGE))
 
@@ -302,7 +288,7 @@ def _parts(ids: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _tell_plan(session: Session, verb: str, plan: _Plan) -> int:
-    """Show what would be touched: all ids for programs, the number of each error for people."""
+    """Show what would change: all ids for programs, the number of each error for people."""
     if session.as_json:
         session.out.json({"count": len(plan.ids), "ids": plan.ids, "more": plan.more, "dry_run": True})
         return 0
@@ -312,13 +298,16 @@ def _tell_plan(session: Session, verb: str, plan: _Plan) -> int:
         session.out.say(clean(f"  {number:>6,}  {task}  {kind}"))
     if len(kinds) > KINDS_TOLD:
         session.out.say(f"  and {count(len(kinds) - KINDS_TOLD, 'other error')}")
-    _tell_rest(session, plan.more)
-    return 0
+    return _tell_rest(session, plan.more)
 
 
-def _tell_rest(session: Session, more: bool) -> None:
+def _tell_rest(session: Session, more: bool, refused: Sequence[RefusedLetter] = ()) -> int:
+    """Report what was not done beside the output; return the exit code."""
     if more:
         session.out.note(f"at most {LETTERS_PLANNED_MAX:,} are taken at once; there are more")
+    for each in refused:
+        session.out.note(clean(f"{each.id}: {each.error}"))
+    return FAILED if refused else 0
 
 
 def _some(letters: Sequence[str]) -> str:

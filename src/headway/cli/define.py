@@ -1,4 +1,4 @@
-"""`headway schedules put` and `apply`: define schedules by hand or from a file, and see first what would change.
+"""`headway schedules put` and `apply`: define schedules by options or from a file, and preview the changes.
 
 A file is TOML (or the same as JSON):
 
@@ -47,7 +47,7 @@ from headway.wire.schedule_requests import APPLIED_MAX, NamedSchedule, Schedules
 from headway.wire.schedules import Preview, Schedule, ScheduleChange, complete_definition, definition_of
 
 FILE_BYTES_MAX: Final = 16 * 1024 * 1024
-TOLD_IN_FULL: Final = 100  # Of more schedules only the outcome is shown, not the instants.
+TOLD_IN_FULL: Final = 100  # For more schedules only the outcome is shown, not the instants.
 PIECE_BYTES_MAX: Final = 4 * 1024 * 1024
 WARNINGS_SHOWN: Final = 10
 
@@ -58,7 +58,7 @@ DryRunOption = Annotated[
 
 
 def cron(expr: str, tz: str | None, dst: str | None, seconds: str | None) -> Cron:
-    """Make a cron trigger of what was given."""
+    """Make a cron trigger from the options."""
     return Cron(expr, tz or "UTC", cast("Any", dst or "shift"), seconds)
 
 
@@ -66,7 +66,9 @@ async def put(
     session: Session,
     name: NameArgument,
     task: Annotated[str, typer.Option("--task", metavar="NAME", help="What runs.")],
-    cron: Annotated[str | None, typer.Option("--cron", metavar="EXPR", help="At the times of a cron text.")] = None,
+    cron: Annotated[
+        str | None, typer.Option("--cron", metavar="EXPR", help="At the times of a cron expression.")
+    ] = None,
     tz: Annotated[
         str | None, typer.Option("--tz", metavar="ZONE", help="The time zone of --cron or --at, default UTC.")
     ] = None,
@@ -74,7 +76,7 @@ async def put(
     seconds: Annotated[str | None, typer.Option("--seconds", metavar="FIELD", help="The seconds of --cron.")] = None,
     every: Annotated[str | None, typer.Option("--every", metavar="INTERVAL", help="At a fixed rate.")] = None,
     after: Annotated[
-        str | None, typer.Option("--after", metavar="DELAY", help="So long after the last job ended.")
+        str | None, typer.Option("--after", metavar="DELAY", help="This long after the last job ended (fixed delay).")
     ] = None,
     at: Annotated[str | None, typer.Option("--at", metavar="T", help="Once.")] = None,
     arg: ArgOption = None,
@@ -84,35 +86,45 @@ async def put(
         typer.Option("--overlap", metavar="RULE", help="While its last job is live: skip, queue, allow or replace."),
     ] = None,
     queue_limit: Annotated[
-        int | None, typer.Option("--queue-limit", metavar="N", help="How many may wait with --overlap queue.")
+        int | None,
+        typer.Option("--queue-limit", metavar="N", help="Maximum number of waiting jobs with --overlap queue."),
     ] = None,
     missed: Annotated[
-        str | None, typer.Option("--missed", metavar="RULE", help="What was not decided in time: latest, all or skip.")
+        str | None,
+        typer.Option("--missed", metavar="RULE", help="Policy for instants not decided in time: latest, all or skip."),
     ] = None,
     deadline: Annotated[
         str | None, typer.Option("--deadline", metavar="DURATION", help="How late it may still start.")
     ] = None,
-    grace: Annotated[str | None, typer.Option("--grace", metavar="DURATION", help="What lateness is on time.")] = None,
+    grace: Annotated[
+        str | None, typer.Option("--grace", metavar="DURATION", help="Lateness that still counts as on time.")
+    ] = None,
     catch_up_limit: Annotated[
-        int | None, typer.Option("--catch-up-limit", metavar="N", help="How many at most with --missed all.")
+        int | None, typer.Option("--catch-up-limit", metavar="N", help="Maximum number of instants with --missed all.")
     ] = None,
     catch_up_rate: Annotated[
-        str | None, typer.Option("--catch-up-rate", metavar="RATE", help="How fast with --missed all: 10/m.")
+        str | None, typer.Option("--catch-up-rate", metavar="RATE", help="Rate limit with --missed all: 10/m.")
     ] = None,
-    jitter: Annotated[str | None, typer.Option("--jitter", metavar="DURATION", help="Spread the starts.")] = None,
-    start: Annotated[str | None, typer.Option("--start", metavar="T", help="No instant before.")] = None,
-    end: Annotated[str | None, typer.Option("--end", metavar="T", help="No instant after.")] = None,
+    jitter: Annotated[
+        str | None, typer.Option("--jitter", metavar="DURATION", help="Spread the starts randomly over this time.")
+    ] = None,
+    start: Annotated[str | None, typer.Option("--start", metavar="T", help="No instants before this time.")] = None,
+    end: Annotated[str | None, typer.Option("--end", metavar="T", help="No instants after this time.")] = None,
     expect: Annotated[
-        str | None, typer.Option("--expect", metavar="DURATION", help="How long its jobs should take.")
+        str | None, typer.Option("--expect", metavar="DURATION", help="How long its jobs are expected to take.")
     ] = None,
-    queue: Annotated[str | None, typer.Option("--queue", metavar="NAME", help="Where its jobs wait.")] = None,
-    priority: Annotated[int | None, typer.Option("--priority", metavar="N", help="Higher runs first.")] = None,
+    queue: Annotated[str | None, typer.Option("--queue", metavar="NAME", help="The queue of its jobs.")] = None,
+    priority: Annotated[
+        int | None, typer.Option("--priority", metavar="N", help="Jobs with a higher priority run first.")
+    ] = None,
     tenant: Annotated[
         str | None,
-        typer.Option("--tenant", metavar="NAME", help="Whose schedule and jobs they are, instead of tenant/name."),
+        typer.Option(
+            "--tenant", metavar="NAME", help="The tenant of the schedule and its jobs, instead of tenant/name."
+        ),
     ] = None,
     max_attempts: Annotated[
-        int | None, typer.Option("--max-attempts", metavar="N", help="How often a job is tried.")
+        int | None, typer.Option("--max-attempts", metavar="N", help="Maximum number of attempts of a job.")
     ] = None,
     backoff: Annotated[
         str | None, typer.Option("--backoff", metavar="RANGE", help="The wait between attempts: 5s..5m.")
@@ -120,10 +132,10 @@ async def put(
     tag: Annotated[list[str] | None, typer.Option("--tag", metavar="TEXT", help="May be given several times.")] = None,
     expires: Annotated[
         str | None,
-        typer.Option("--expires", metavar="DURATION", help="Cancel a job that has not started after so long."),
+        typer.Option("--expires", metavar="DURATION", help="Cancel a job that has not started after this time."),
     ] = None,
     callback_url: Annotated[
-        str | None, typer.Option("--callback-url", metavar="URL", help="Where the end of its jobs is told.")
+        str | None, typer.Option("--callback-url", metavar="URL", help="URL that is notified when its jobs end.")
     ] = None,
     force: ForceOption = False,
     dry_run: DryRunOption = False,
@@ -185,7 +197,7 @@ async def put(
 
 
 def _named(ref: Name, spec: ScheduleSpec) -> NamedSchedule:
-    """Write a definition for the operations; the tenant is the named one, else that of the task's jobs."""
+    """Convert a definition for the operations; the tenant is the given one, else that of the task's jobs."""
     fields = complete_definition(spec)
     if ref.tenant is not None:
         fields["tenant"] = check_tenant(ref.tenant, "tenant")
@@ -195,7 +207,7 @@ def _named(ref: Name, spec: ScheduleSpec) -> NamedSchedule:
 async def _apply(
     operations: Operations, schedules: Sequence[NamedSchedule], *, owner: str, force: bool, dry_run: bool
 ) -> list[ScheduleChange]:
-    """Write definitions, or say what would become of them; an error names the option that takes over."""
+    """Write definitions, or return the plan; an error names the option that takes schedules over."""
     changes: list[ScheduleChange] = []
     try:
         for piece in _pieces(schedules):
@@ -208,7 +220,7 @@ async def _apply(
 
 
 def _pieces(schedules: Sequence[NamedSchedule]) -> Iterator[list[NamedSchedule]]:
-    """Cut definitions into requests: so many, and not too large."""
+    """Split definitions into requests, bounded by number and size."""
     piece: list[NamedSchedule] = []
     size = 0
     for schedule in schedules:
@@ -226,7 +238,7 @@ def _pieces(schedules: Sequence[NamedSchedule]) -> Iterator[list[NamedSchedule]]
 
 
 def _warnings(changes: Iterable[tuple[ScheduleChange, ScheduleSpec]], tasks: Mapping[str, Any]) -> list[str]:
-    """Say which arguments do not fit their task, and what keeps jobs of tasks that are not known here from running."""
+    """Warn of arguments that do not fit their task, and of unknown tasks whose jobs could not run now."""
     misfits, unserved = [], []
     for change, spec in changes:
         if spec.task not in tasks:
@@ -251,12 +263,12 @@ def _warn(session: Session, warnings: Sequence[str]) -> None:
 
 
 def _fields(change: ScheduleChange) -> dict[str, Any]:
-    """Write a change as JSON."""
+    """Convert a change to JSON."""
     return {name: getattr(change, name) for name in ("name", "tenant", "outcome", "before", "after")}
 
 
 def _tell(session: Session, change: ScheduleChange, now: Instant, *, dry_run: bool, in_full: bool = True) -> None:
-    """Write what changes and, in full, the next instants before and after."""
+    """Print a change and, if `in_full`, the next instants before and after."""
     out, label = session.out, schedule_label(change.tenant, change.name)
     would = "would be " if dry_run and change.outcome != "unchanged" else ""
     out.say(clean(f"{label} {would}{change.outcome}: {_rule(change.trigger)}"))
@@ -286,7 +298,7 @@ def _tell_next(session: Session, trigger: Mapping[str, Any], previews: Sequence[
 
 
 def tasks_of(session: Session) -> dict[str, Any]:
-    """Return the tasks of the app, where there is one; what tasks there are, a server knows better."""
+    """Return the tasks of the app, if there is one; with --server, the server checks tasks itself."""
     app = session.app() if session.server is None else None
     return {} if app is None else dict(app.tasks)
 
@@ -294,7 +306,7 @@ def tasks_of(session: Session) -> dict[str, Any]:
 def build_spec(
     known: Mapping[str, Any], given: Mapping[str, Any], *, of_file: Mapping[str, Any] | None = None
 ) -> ScheduleSpec:
-    """Make a definition of options by name; what the task says counts where nothing is given."""
+    """Build a definition from options; missing ones get the defaults of the task."""
     options = dict(given)
     trigger = take_trigger(options)
     task = check_name(options.pop("task", ""), "task")
@@ -309,14 +321,14 @@ async def apply(
     session: Session,
     file: Annotated[Path, typer.Option("--file", "-f", metavar="FILE", help="TOML or JSON; - reads TOML from stdin.")],
     owner: Annotated[
-        str | None, typer.Option("--owner", metavar="NAME", help="Whose schedules they are; default file:NAME.")
+        str | None, typer.Option("--owner", metavar="NAME", help="The owner of the schedules; default file:NAME.")
     ] = None,
     prune: Annotated[
-        bool, typer.Option("--prune", help="Remove what this owner had applied before and is not in the file.")
+        bool, typer.Option("--prune", help="Remove schedules of this owner that are not in the file.")
     ] = False,
     force: ForceOption = False,
     dry_run: DryRunOption = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before --prune removes.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before --prune removes schedules.")] = False,
 ) -> None:
     """Create and change schedules from a file.
 
@@ -330,9 +342,9 @@ async def apply(
       args = { day = "yesterday" }
       overlap = "skip"         # and every other policy: missed, deadline, grace, jitter, …
 
-    The tenant of a schedule is `tenant` in its table. Tasks and settings may be in the file, too, as in headway.toml:
-    they are left to the workers that read it. All of it is read and checked before anything is written; then some
-    hundred schedules are written at once, all of those or none.
+    The tenant of a schedule is `tenant` in its table. The file may also contain tasks and settings, as in headway.toml:
+    only workers use those. The whole file is checked before anything is written; then schedules are written in batches
+    of some hundred, each in one transaction.
 
     The schedules belong to the file, by its name or --owner.
     """
@@ -370,14 +382,14 @@ def _removed(schedule: Schedule) -> dict[str, Any]:
 
 
 async def _no_longer(operations: Operations, owner: str, changes: Sequence[ScheduleChange]) -> list[Schedule]:
-    """Return the schedules of an owner that are not among those of its file."""
+    """Return the schedules of an owner that are not in its file."""
     kept = {(change.tenant, change.name) for change in changes}
     owned = pages(operations.schedules.list, owner=owner)
     return [schedule async for schedule in owned if (schedule.tenant, schedule.name) not in kept]
 
 
 def read_file(session: Session, path: Path) -> tuple[dict[str, ScheduleSpec], dict[str, Any]]:
-    """Read and check every schedule of a file, and its tasks; an error names the schedule."""
+    """Parse and check every schedule of a file, and its tasks; an error names the schedule."""
     data = _decode(path)
     unknown = data.keys() - {*DEFINITIONS, *(option.name for option in fields(Settings))}
     tables = data.get("schedules")
@@ -399,7 +411,7 @@ def read_file(session: Session, path: Path) -> tuple[dict[str, ScheduleSpec], di
 
 
 def _tasks(path: Path, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the tasks of a file."""
+    """Parse the tasks of a file."""
     if "tasks" not in data:
         return {}
     from headway.app import Headway
@@ -410,7 +422,7 @@ def _tasks(path: Path, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain_times(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the dates and times of TOML as the text that everything else reads."""
+    """Convert dates and times of TOML to text, which the rest of the code parses."""
     return {name: value.isoformat() if hasattr(value, "isoformat") else value for name, value in table.items()}
 
 

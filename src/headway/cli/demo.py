@@ -92,7 +92,7 @@ class DemoState:
         await read_time(self.opened.store, self.opened.clock)
         schedules = {schedule.name: schedule for schedule in await self.opened.store.schedules.page()}
         jobs = {job.id: job for job in await self.opened.store.jobs.page(limit=JOBS_READ)}
-        if self.hero_id and self.hero_id not in jobs:  # It is no longer on the page, and the frame still needs it.
+        if self.hero_id and self.hero_id not in jobs:  # No longer on the page, but the frame still needs it.
             jobs[self.hero_id] = await self.opened.store.jobs.get(self.hero_id)
         return DemoView(
             now=self.opened.clock.now(),
@@ -124,9 +124,9 @@ class DemoState:
 def _news(job: Job, now: Instant) -> tuple[str, str]:
     if job.status is Status.RUNNING:
         again = "; the batches that are done are not repeated" if job.task == "import_orders" else ""
-        return "started", f"attempt {job.attempt}" + (again if job.attempt > 1 else "")
+        return "started", f"attempt {job.attempt}" + (again if job.failures else "")
     if job.status is Status.COMPLETED:
-        recovered = f"recovered in attempt {job.attempt}  " if job.attempt > 1 else ""
+        recovered = f"recovered in attempt {job.attempt}  " if job.failures else ""
         took = span(max(0, (job.finished_at or now) - (job.started_at or now)))
         return "completed", f"{recovered}in {took}  {job.result or ''}"
     return str(job.status).lower(), error_line(job.error) or job.reason
@@ -150,7 +150,7 @@ async def demo(
     either, at the usual port or another free one.
     """
     if scene is not None and scene not in SCENES:
-        raise DefinitionError(f"there is no demo {scene[:40]!r}; there are `headway demo` and `headway demo crash`")
+        raise DefinitionError(f"unknown demo {scene[:40]!r}; use `headway demo` or `headway demo crash`")
     asked = _asked_port(port)
     code = 0
     try:

@@ -94,7 +94,7 @@ def _running_line(job: Job, now: Instant, width: int) -> Line:
         (f" {job.progress:>3}%", "name"),
         (f"  {left:<13}", "time"),
     ]
-    words = f"attempt {job.attempt}" if job.attempt > 1 else ""
+    words = f"attempt {job.attempt}" if job.failures else ""
     room = width - sum(len(piece) for piece, _ in line)
     if words:
         line.append((f"{words}  ", "warn"))
@@ -107,7 +107,7 @@ def _ended_line(job: Job, now: Instant, width: int) -> Line:
     took = span(max(0, (job.finished_at or now) - (job.started_at or now)))
     ago = f"{span(max(0, now - (job.finished_at or now)) // SECOND * SECOND)} ago"
     words = job.result or "" if job.status is Status.COMPLETED else error_line(job.error) or job.reason
-    if job.status is Status.COMPLETED and job.attempt > 1:
+    if job.status is Status.COMPLETED and job.failures:
         words = f"in attempt {job.attempt}  {words}"
     text = _cut(clean(words.replace('"', "")), width - NAME_WIDTH - 14 - len(ago) - 2)
     used = 4 + NAME_WIDTH + 8 + len(text)
@@ -139,7 +139,7 @@ def story(hero: Job | None, now: Instant) -> list[tuple[str, str]]:
     """Describe the job that kills its own process, in at most two lines."""
     again = f"▸ Attempt {hero.attempt} runs: batches 1 to {CRASHES_IN - 1} are not repeated." if hero else ""
     killed = f"✗ import_orders killed its own process (SIGKILL) in the middle of batch {CRASHES_IN} of {BATCHES}."
-    if hero is None or (hero.attempt <= 1 and hero.status is not Status.RETRYING):
+    if hero is None or not hero.failures:
         return [("▸ import_orders will kill its own process half way: watch what becomes of it.", "warn")]
     if hero.status is Status.COMPLETED:
         return [

@@ -25,7 +25,7 @@ from headway.wiring.processes import run_worker, stopped_by_signals
 LOOK_EVERY_S: Final = 0.5
 KILLED_REST_S: Final = 1.0
 FILES_MAX: Final = 5_000
-GRACE: Final = "1s"  # After a change nobody wants to wait for jobs; they are handed back and start again.
+GRACE: Final = "1s"  # After a change do not wait for jobs; they are handed back and start again.
 SKIPPED: Final = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "build", "dist"})
 
 

@@ -1,7 +1,7 @@
-"""`headway doctor`: check everything that can be wrong around Headway, and name the cure beside each fault.
+"""`headway doctor`: check the store, the clock, the settings and the network, and name the remedy for each fault.
 
-A check is an async function that yields findings. What stops one is a finding too, and the next check goes on. ✓ is
-fine, ! costs something that the text names, ✗ is broken and makes the exit code 1.
+A check is an async function that yields findings. An error in one is a finding too, and the next check runs. ✓ is fine,
+! is a warning that names its cost, ✗ is broken and makes the exit code 1.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ async def doctor(
         ),
     ] = False,
 ) -> int:
-    """Check the store, the clock and the settings, and name the cures. Exit code 1 when something is broken."""
+    """Check the store, the clock and the settings, and suggest fixes. Exit code 1 if something is broken."""
     if restored:
         await recover(session)
         return 0
@@ -102,7 +102,7 @@ def _variables(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _time_zones() -> Iterator[Finding]:
-    """Say where the time zones come from: the system's files go first, the package tzdata fills in."""
+    """Report the source of the time zones: the system's files first, then the package tzdata."""
     for folder in map(Path, zoneinfo.TZPATH):
         if (folder / "Europe" / "Berlin").exists():
             yield Finding("zones", "ok", f"time zones from {folder} ({_zone_version(folder)})")
@@ -133,7 +133,9 @@ async def _clock(session: Session, opened: OpenStore) -> AsyncIterator[Finding]:
     skew_s = opened.clock.skew_s()
     text = f"clock skew to the store {abs(skew_s) * 1000:,.0f} ms"
     if abs(skew_s) > SKEW_S_MAX:
-        text += ": decisions go by the store's clock, but log lines of this machine are off; run a time service"
+        text += (
+            ": decisions use the store's clock, but times in logs of this machine are wrong; run a time service (NTP)"
+        )
     yield Finding("clock", "warn" if abs(skew_s) > SKEW_S_MAX else "ok", text)
     slow = opened.latency_s > LATENCY_S_MAX
     yield Finding("latency", "warn" if slow else "ok", f"the store answers in {opened.latency_s * 1000:,.1f} ms")
@@ -145,7 +147,7 @@ async def _database(session: Session, opened: OpenStore) -> AsyncIterator[Findin
 
 
 async def _exposure(session: Session, opened: OpenStore) -> AsyncIterator[Finding]:
-    """Warn of what others on the network could read or do."""
+    """Warn of unencrypted connections and of an API without tokens."""
     settings = session.settings()
     if (is_encrypted := await connection_is_encrypted(opened.store)) is not None:
         is_safe, words = exposure.plain_store(settings.store, is_encrypted)
@@ -175,7 +177,7 @@ async def _wake_ups(session: Session, opened: OpenStore) -> AsyncIterator[Findin
 
 
 async def _coordination(session: Session, opened: OpenStore) -> AsyncIterator[Finding]:
-    """Take a lock that nobody else wants, and give it back."""
+    """Acquire and release a lock with a unique name."""
     settings = session.settings()
     if settings.coordination == "store":
         return
@@ -186,7 +188,7 @@ async def _coordination(session: Session, opened: OpenStore) -> AsyncIterator[Fi
         await engine.acquire(f"doctor/{holder}", holder=holder, duration=settings.leader_lease)
         await engine.release([f"doctor/{holder}"], holder=holder)
         took_ms = (opened.clock.monotonic() - began) * 1_000
-        yield Finding("coordination", "ok", f"{where} grants and takes back a lock in {took_ms:,.1f} ms")
+        yield Finding("coordination", "ok", f"{where} grants and releases a lock in {took_ms:,.1f} ms")
     except EngineUnavailable as error:
         if settings.coordination_fallback == "store":
             yield Finding("coordination", "warn", f"{where}: {error}; the store grants leases instead")
@@ -213,13 +215,13 @@ async def _app(session: Session, opened: OpenStore) -> AsyncIterator[Finding]:
                 differing.append(str(ref))
     if differing:
         names = ", ".join(differing[:5])
-        yield Finding("sync", "warn", f"not in the store as declared: {names}; a starting scheduler brings them in")
+        yield Finding("sync", "warn", f"not in the store as declared: {names}; a scheduler writes them when it starts")
     elif app.declared:
         yield Finding("sync", "ok", f"{count(len(app.declared), 'schedule')} in the store as declared")
 
 
 async def _restored(session: Session, opened: OpenStore) -> AsyncIterator[Finding]:
-    for sign in await opened.store.origin.signs():
+    for sign in await opened.store.restore_detection.signs():
         what = "a backup was restored, or data was lost" if sign.is_sure else "perhaps a backup was restored"
         cure = "stop all nodes and run `headway doctor --restored`"
         harmless = "" if sign.is_sure else "; it does no harm after a fail-over that lost nothing"

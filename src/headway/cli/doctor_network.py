@@ -1,6 +1,6 @@
-"""What others on the network could read or do: connections without encryption, and an API without tokens.
+"""Security of the network: connections without encryption, and an API without tokens.
 
-A connection to this machine itself is nobody else's business, and so is a socket in its file system.
+Connections to this machine itself and Unix sockets need no encryption.
 """
 
 import ipaddress
@@ -28,52 +28,52 @@ def plain_servers(settings: Settings) -> Iterator[str]:
         scheme = url.partition("://")[0]
         if scheme in TLS_OF and not _is_here(url):
             yield (
-                f"HEADWAY_{setting.upper()} {mask_url(url)} is not encrypted: its password and what is sent can be"
-                f" read on the way; use {TLS_OF[scheme]}://"
+                f"HEADWAY_{setting.upper()} {mask_url(url)} is not encrypted: the password and the data can be"
+                f" read on the network; use {TLS_OF[scheme]}://"
             )
 
 
 def plain_store(url: str, is_encrypted: bool) -> tuple[bool, str]:
-    """Say whether the way to PostgreSQL is safe, and in words how it is."""
+    """Return whether the connection to PostgreSQL is safe, and a description."""
     if _is_here(url):
         return True, "PostgreSQL is on this machine: its connection needs no encryption"
     if not is_encrypted:
         return False, (
-            "the connection to PostgreSQL is not encrypted: its password and everything in jobs can be read on the way;"
+            "the connection to PostgreSQL is not encrypted: the password and all jobs can be read on the network;"
             " add `?sslmode=verify-full&sslrootcert=FILE` to HEADWAY_STORE, and allow `hostssl` alone in pg_hba.conf"
         )
     mode = parse_qs(urlsplit(url).query).get("sslmode", [os.environ.get("PGSSLMODE", "prefer")])[-1]
     if mode not in _VERIFYING:
         return False, (
-            f"the connection to PostgreSQL is encrypted, but with sslmode={mode} anybody can pretend to be the server;"
+            f"the connection to PostgreSQL is encrypted, but with sslmode={mode} the server is not verified;"
             " add `?sslmode=verify-full&sslrootcert=FILE` to HEADWAY_STORE"
         )
     return True, f"the connection to PostgreSQL is encrypted, and the certificate is checked (sslmode={mode})"
 
 
 def open_api(settings: Settings, *, has_token: bool) -> tuple[bool, str]:
-    """Say whether the API lets only those in who have a token, and in words how it is."""
+    """Return whether the API requires a token, and a description."""
     where = f"{settings.host}:{settings.port}"
     if not has_token and settings.token is None:
         return False, (
-            f"the API has no tokens: whoever can reach {where} may do everything;"
+            f"the API has no tokens: anyone who can reach {where} has full access;"
             " `headway tokens create NAME --role admin` turns on sign-in"
         )
     if not _is_local(settings.host) and not settings.trusted_proxies:
         return False, (
-            f"the API listens on {where} and speaks plain HTTP: put a proxy with TLS before it, and name that in"
+            f"the API listens on {where} with plain HTTP: put a proxy with TLS in front of it, and add that to"
             " HEADWAY_TRUSTED_PROXIES"
         )
-    return True, "the API asks for a token"
+    return True, "the API requires a token"
 
 
 def _is_here(url: str) -> bool:
-    """Say whether all hosts of an address are this machine, or a socket in its file system."""
+    """Return whether all hosts of an address are this machine, or a Unix socket."""
     try:
         parts = urlsplit(url)
         named = parts.netloc.rpartition("@")[2] or ",".join(parse_qs(parts.query).get("host", []))
     except ValueError:
-        return True  # What is wrong with it is said elsewhere.
+        return True  # Another check reports the error.
     return all(_is_local(_without_port(part)) for part in named.split(",") if part)
 
 

@@ -1,4 +1,4 @@
-"""`headway doctor --restored`: what has to be done after a backup was restored, in one go."""
+"""`headway doctor --restored`: make a store safe to use after a backup was restored."""
 
 import json
 from collections.abc import Mapping
@@ -21,19 +21,19 @@ NEXT: Final = (
 
 
 async def recover(session: Session) -> None:
-    """Give no token twice, take the database for what it is now, and show what is about to run."""
+    """Raise the token counter, accept the restored database as current, and show what is about to run."""
     async with session.open() as opened:
         await _refuse_while_nodes_live(opened)
-        done = await opened.store.origin.recover()
+        done = await opened.store.restore_detection.recover()
         await _record(opened, {"token": done.token, "jobs": done.jobs})
         pending = sum(queue.pending for queue in await read_queues(opened.store))
         jobs = {"PENDING": pending, **await opened.store.statistics.waiting()}
     if session.as_json:
         session.out.json({"token": done.token, "jobs_raised": done.jobs, "jobs": jobs})
         return
-    session.out.say(f"✓ no token up to {done.token} is given again")
-    session.out.say(f"✓ attempts of {count(done.jobs, 'unfinished job')} go on from numbers that nobody has seen")
-    session.out.say("✓ the database is taken for what it is now")
+    session.out.say(f"✓ no fencing token up to {done.token} is issued again")
+    session.out.say(f"✓ attempts of {count(done.jobs, 'unfinished job')} continue with numbers that were never used")
+    session.out.say("✓ the database is accepted as it is now")
     many = count(sum(jobs.values()), "unfinished job")
     session.out.say(f"! {many} may have run or ended since the backup: `headway jobs list`", "warn")
     for line in NEXT:
@@ -45,7 +45,7 @@ async def _refuse_while_nodes_live(opened: OpenStore) -> None:
         names = ", ".join(clean(node.name) for node in nodes[:NAMES_SHOWN])
         raise Conflict(
             f"{count(len(nodes), 'node')} ran here a moment ago ({names}): stop all nodes, and all programs that"
-            " enqueue; ten seconds later say it again"
+            " enqueue; repeat the command ten seconds later"
         )
 
 

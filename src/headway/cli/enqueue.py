@@ -1,4 +1,4 @@
-"""`headway enqueue`: hand in one job, and stay with it if asked to."""
+"""`headway enqueue`: enqueue one job, and optionally watch it."""
 
 from contextlib import aclosing, asynccontextmanager
 from difflib import get_close_matches
@@ -14,7 +14,7 @@ from headway.core.access import COMMAND_LINE
 from headway.core.clock import Clock
 from headway.core.errors import DefinitionError, TaskNotFound
 from headway.core.instants import parse_duration, parse_start
-from headway.wire.job_requests import NewJob
+from headway.wire.jobs import NewJob
 from headway.wiring.local_operations import OpenStore, read_time
 
 if TYPE_CHECKING:
@@ -28,26 +28,32 @@ async def enqueue(
     task: Annotated[str, typer.Argument(metavar="TASK", help="The name of the task, or module:task.")],
     arg: ArgOption = None,
     args: ArgsOption = None,
-    delay: Annotated[str | None, typer.Option("--delay", metavar="DURATION", help="Not before so long: 30m.")] = None,
-    at: Annotated[str | None, typer.Option("--at", metavar="T", help="Not before this time.")] = None,
-    key: Annotated[
-        str | None, typer.Option("--key", metavar="TEXT", help="The same key gives the same job, however often.")
+    delay: Annotated[
+        str | None, typer.Option("--delay", metavar="DURATION", help="Start after this time at the earliest: 30m.")
     ] = None,
-    queue: Annotated[str | None, typer.Option("--queue", metavar="NAME", help="Where it waits.")] = None,
-    priority: Annotated[int | None, typer.Option("--priority", metavar="N", help="Higher runs first.")] = None,
-    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Whose job it is.")] = None,
+    at: Annotated[str | None, typer.Option("--at", metavar="T", help="Start at this time at the earliest.")] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="TEXT", help="Idempotency key: the same key returns the same job.")
+    ] = None,
+    queue: Annotated[str | None, typer.Option("--queue", metavar="NAME", help="The queue.")] = None,
+    priority: Annotated[
+        int | None, typer.Option("--priority", metavar="N", help="Jobs with a higher priority run first.")
+    ] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="The tenant of the job.")] = None,
     max_attempts: Annotated[
-        int | None, typer.Option("--max-attempts", metavar="N", help="How often it is tried.")
+        int | None, typer.Option("--max-attempts", metavar="N", help="Maximum number of attempts.")
     ] = None,
     tag: Annotated[list[str] | None, typer.Option("--tag", metavar="TEXT", help="May be given several times.")] = None,
     expires: Annotated[
-        str | None, typer.Option("--expires", metavar="DURATION", help="Cancel it if it has not started by then.")
+        str | None,
+        typer.Option("--expires", metavar="DURATION", help="Cancel it if it has not started after this time."),
     ] = None,
     job_timeout: Annotated[
         str | None, typer.Option("--job-timeout", metavar="DURATION", help="How long an attempt may take.")
     ] = None,
     callback_url: Annotated[
-        str | None, typer.Option("--callback-url", metavar="URL", help="Where its end is told, as a webhook.")
+        str | None,
+        typer.Option("--callback-url", metavar="URL", help="URL that is notified when it ends, like a webhook."),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show its progress until it has ended.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Return when it has ended; exit code 1 if it failed.")] = False,
@@ -60,7 +66,7 @@ async def enqueue(
     headway enqueue jobs:hello --watch
     """
     if watch and wait:
-        raise DefinitionError("say --watch or --wait, not both")
+        raise DefinitionError("use --watch or --wait, not both")
     timeout_s = read_timeout(timeout, watch or wait)
     for name, duration in (("delay", delay), ("expires", expires), ("timeout", job_timeout)):
         if duration is not None:
@@ -105,7 +111,7 @@ async def _operations(session: Session, job: NewJob) -> "AsyncIterator[Operation
 
 
 def _resolve(session: Session, task: str) -> tuple[Headway, str]:
-    """Find the app and the name of the task; `module:task` means the app `module:app` when no other is named."""
+    """Find the app and the name of the task; `module:task` means the app `module:app` by default."""
     module, colon, name = task.partition(":")
     app = session.app()
     if app is None and colon:
@@ -121,7 +127,7 @@ def _resolve(session: Session, task: str) -> tuple[Headway, str]:
 
 
 def _function_name(app: Headway, module: str, name: str) -> str:
-    """Return the name of the task that a module has under the name of its function."""
+    """Return the name of a task, given the name of its function in a module."""
     return next(
         (
             task.name

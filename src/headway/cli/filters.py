@@ -1,4 +1,4 @@
-"""Which jobs a command means: the same flags for those that list jobs and those that do something to many of them."""
+"""Filter options of jobs: the same for commands that list jobs and for bulk commands."""
 
 import functools
 import inspect
@@ -15,21 +15,25 @@ from headway.core.instants import Instant, isoformat
 from headway.core.lifecycle import Status
 from headway.wire.job_requests import JobFilter
 
-# By the names that the API has for them.
+# By their names in the API.
 _FLAGS: Final[dict[str, Any]] = {
     "status": typer.Option("--status", metavar="STATUS", help="PENDING, RUNNING, FAILED, …"),
-    "type": typer.Option("--task", metavar="NAME", help="Of this task."),
-    "queue": typer.Option("--queue", metavar="NAME", help="Of this queue."),
-    "tenant": typer.Option("--tenant", metavar="NAME", help="Of this tenant."),
-    "schedule": typer.Option("--schedule", metavar="NAME", help="Of this schedule; tenant/name of another tenant."),
-    "tag": typer.Option("--tag", metavar="TEXT", help="With this tag."),
-    "key": typer.Option("--key", metavar="TEXT", help="With this key."),
-    "q": typer.Option("--text", metavar="TEXT", help="With this in task, key, schedule, id or reason."),
-    "created_after": typer.Option("--created-after", metavar="T", help="Enqueued then or later; 2h is two hours ago."),
+    "type": typer.Option("--task", metavar="NAME", help="Only of this task."),
+    "queue": typer.Option("--queue", metavar="NAME", help="Only of this queue."),
+    "tenant": typer.Option("--tenant", metavar="NAME", help="Only of this tenant."),
+    "schedule": typer.Option(
+        "--schedule", metavar="NAME", help="Only of this schedule; tenant/name for another tenant."
+    ),
+    "tag": typer.Option("--tag", metavar="TEXT", help="Only with this tag."),
+    "key": typer.Option("--key", metavar="TEXT", help="Only with this key."),
+    "q": typer.Option("--text", metavar="TEXT", help="Only with this text in task, key, schedule, id or reason."),
+    "created_after": typer.Option(
+        "--created-after", metavar="T", help="Only enqueued at this time or later; 2h is two hours ago."
+    ),
     "created_before": typer.Option("--created-before", metavar="T", help="Enqueued before."),
-    "finished_after": typer.Option("--finished-after", metavar="T", help="Ended then or later."),
+    "finished_after": typer.Option("--finished-after", metavar="T", help="Only ended at this time or later."),
     "finished_before": typer.Option("--finished-before", metavar="T", help="Ended before."),
-    "rerun_of": typer.Option("--rerun-of", metavar="ID", help="That repeat this job."),
+    "rerun_of": typer.Option("--rerun-of", metavar="ID", help="Only reruns of this job."),
 }
 _TIMES: Final = {
     "created_after": "--created-after",
@@ -41,13 +45,13 @@ _TIMES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The filters as they were typed; what can be wrong with them is, but for times, found before a store is opened."""
+    """The filter options; errors in them, except in times, are found before a store is opened."""
 
     given: Mapping[str, str]
 
     @classmethod
     def of(cls, said: Mapping[str, str | None]) -> "Chosen":
-        """Take what was said."""
+        """Collect the given options."""
         given = {name: value for name, value in said.items() if value is not None}
         if "status" in given:
             given["status"] = _status(given["status"])
@@ -56,7 +60,7 @@ class Chosen:
         return cls(given)
 
     def read(self, now: Instant) -> JobFilter:
-        """Return them as operations take them; `2h` is two hours before now."""
+        """Return the filters for the operations; `2h` is two hours before now."""
         said = with_tenant(self.given)
         times = {name: isoformat(read_past(said[name], now, flag)) for name, flag in _TIMES.items() if name in said}
         return JobFilter(**{**said, **times})
@@ -69,19 +73,28 @@ def _status(text: str) -> str:
         raise DefinitionError(f"--status must be one of {', '.join(Status)}, not {text[:40]!r}") from None
 
 
-def filtered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the flags that say which jobs; it is handed what they say as `chosen`."""
+def with_filters(
+    flags: Mapping[str, Any], read: Callable[[Mapping[str, str | None]], object]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command these flags; it receives what `read` makes of their values as `chosen`."""
 
-    @functools.wraps(function)
-    def call(*session: Any, **given: Any) -> Any:
-        chosen = Chosen.of({name: given.pop(name) for name in _FLAGS})
-        return function(*session, chosen=chosen, **given)
+    def add_flags(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*session: Any, **given: Any) -> Any:
+            chosen = read({name: given.pop(name) for name in flags})
+            return function(*session, chosen=chosen, **given)
 
-    own = [part for part in inspect.signature(function, eval_str=True).parameters.values() if part.name != "chosen"]
-    flags = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[str | None, flag], default=None)
-        for name, flag in _FLAGS.items()
-    ]
-    own = [own[0], *(part.replace(kind=inspect.Parameter.KEYWORD_ONLY) for part in own[1:])]
-    call.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
-    return call
+        first, *own = inspect.signature(function, eval_str=True).parameters.values()
+        kind = inspect.Parameter.KEYWORD_ONLY
+        added = [
+            inspect.Parameter(name, kind, annotation=Annotated[str | None, flag], default=None)
+            for name, flag in flags.items()
+        ]
+        kept = [part.replace(kind=kind) for part in own if part.name != "chosen"]
+        call.__signature__ = inspect.Signature([first, *kept, *added])  # type: ignore[attr-defined]
+        return call
+
+    return add_flags
+
+
+filtered: Final = with_filters(_FLAGS, Chosen.of)

@@ -1,4 +1,4 @@
-"""Show instants to come."""
+"""Show future instants."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -13,7 +13,7 @@ PREVIEW_COLUMNS: Final = (Column("", "name"), Column("", "time"), Column("", "qu
 
 
 def preview_rows(previews: Sequence[Preview], *, tz: str, now: Instant | None) -> list[tuple[str, ...]]:
-    """Return a row for each instant: local time, UTC, how far away it is, what daylight saving does."""
+    """Return a row for each instant: local time, UTC, distance from now, note about daylight saving."""
     instants = [parse_instant(preview.instant) for preview in previews]
     rows: list[tuple[str, ...]] = []
     fine = is_fine(instants)

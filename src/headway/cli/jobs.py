@@ -1,4 +1,4 @@
-"""`headway jobs`: look at jobs, ask why, follow them, and steer them."""
+"""`headway jobs`: list, show, explain, watch, retry and cancel jobs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -39,15 +39,13 @@ LOG_LINES_MAX: Final = 1_000_000
 TRACEBACK_LINES_MAX: Final = 40
 FAILED: Final = 1
 
-app = new_group(help="List, show, watch, retry and cancel jobs, and ask why they are where they are.")
+app = new_group(help="List, show, watch, retry and cancel jobs, and explain their status.")
 
-IdArgument = Annotated[
-    str, typer.Argument(metavar="ID", help="The id of the job, or the beginning of it when that is unique.")
-]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of the job, or a unique prefix of it.")]
 
 
 IdsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[ID]...", help="The id of the job, or the beginning of it; or several.")
+    list[str] | None, typer.Argument(metavar="[ID]...", help="One or more ids of jobs, or prefixes of them.")
 ]
 ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Recorded in the audit log.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count.")]
@@ -70,7 +68,9 @@ async def list_(
         session.out.json(shown)
     elif not found:
         session.out.say(
-            "no job matches" if chosen.given or before is not None else "no jobs yet; `headway enqueue TASK` makes one"
+            "no job matches"
+            if chosen.given or before is not None
+            else "no jobs yet; create one with `headway enqueue TASK`"
         )
     else:
         columns = [
@@ -93,7 +93,7 @@ def _row(job: Job, now: Instant) -> tuple[object, ...]:
 
 @command(app)
 async def show(session: Session, job_id: IdArgument) -> None:
-    """Show one job: what it is, how far it is, its attempts, what went wrong, and who repeats whom."""
+    """Show one job: its options, progress, attempts, errors and reruns."""
     async with session.operations() as operations:
         job = await _find(operations, job_id)
         reason = await operations.jobs.why(job.id)
@@ -191,7 +191,7 @@ def _tell_error(out: Output, error: Failure | None) -> None:
 
 @command(app)
 async def why(session: Session, job_id: IdArgument) -> None:
-    """Say why a job is where it is, in one sentence, with the evidence."""
+    """Explain why a job has its status, in one sentence, with the evidence."""
     async with session.operations() as operations:
         job = await _find(operations, job_id)
         now = operations.now
@@ -211,14 +211,14 @@ async def why(session: Session, job_id: IdArgument) -> None:
 
 
 def _since(job: Job) -> Instant:
-    """Return since when a job has been where it is."""
+    """Return since when a job has had its status."""
     by_status = {Status.PENDING: job.ready_at, Status.RUNNING: job.started_at, Status.SCHEDULED: job.created_at}
     return parse_instant(job.finished_at or by_status.get(job.status) or job.updated_at)
 
 
 @command(app)
 async def watch(session: Session, job_id: IdArgument, timeout: TimeoutOption = None) -> int:
-    """Show the progress of a job until it has ended, also one that has not begun.
+    """Show the progress of a job until it has ended, also of one that has not started.
 
     Ctrl-C stops watching, not the job. The exit code is 0 when it completed, else 1.
     """
@@ -231,12 +231,13 @@ async def watch(session: Session, job_id: IdArgument, timeout: TimeoutOption = N
 async def logs(
     session: Session,
     job_id: IdArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job has ended.")] = False,
     number: Annotated[
-        int | None, typer.Option("-n", "--number", metavar="N", min=0, max=LOG_LINES_MAX, help="Only the last so many.")
+        int | None,
+        typer.Option("-n", "--number", metavar="N", min=0, max=LOG_LINES_MAX, help="Only this many of the last lines."),
     ] = None,
 ) -> int:
-    """Show what a job has logged."""
+    """Show the log of a job."""
     async with session.operations() as operations:
         job = await _find(operations, job_id)
         lines = await _read_log(operations, job.id, number)
@@ -270,7 +271,9 @@ async def _follow_log(operations: Operations, job_id: str, after: int | None, wr
     wake = asyncio.Event()
     is_over = False
     while not is_over:
-        is_over = (await operations.jobs.show(job_id)).status.is_final  # Before the look, so that it is the last one.
+        is_over = (
+            await operations.jobs.show(job_id)
+        ).status.is_final  # Read before the lines, so that this is the last round.
         cursor = None if after is None else str(after)
         lines = [line async for line in pages(operations.jobs.log, job_id, cursor=cursor)]
         writer.write(lines)
@@ -280,7 +283,7 @@ async def _follow_log(operations: Operations, job_id: str, after: int | None, wr
 
 
 class _LogWriter:
-    """Writes lines of a log: with their time, and a mark where another attempt begins."""
+    """Prints log lines with their time, and a mark where another attempt begins."""
 
     def __init__(self, session: Session) -> None:
         self._out, self._as_json = session.out, session.as_json
@@ -303,7 +306,7 @@ _LEVEL_STYLES: Final = {"debug": "quiet", "warning": "warn", "error": "bad", "cr
 
 
 def _source(line: LogLine) -> str:
-    """Say who has logged a line, and how bad it is; what is only printed needs no name."""
+    """Return the level and logger of a line; empty for printed output."""
     if line.logger:
         return f"{line.level.upper()} {line.logger}: "
     return "" if line.stream in ("log", "stdout") else f"{line.stream}: "
@@ -319,7 +322,7 @@ def _milliseconds(instant: Instant) -> str:
 
 @command(app)
 async def events(session: Session, job_id: IdArgument) -> None:
-    """Show the history of a job: every change of its state, when, why and by whom."""
+    """Show the history of a job: every change of its status, when, why and by whom."""
     async with session.operations() as operations:
         job = await _find(operations, job_id)
         found = (await operations.jobs.history(job.id)).items
@@ -354,18 +357,18 @@ async def retry(
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> int:
-    """Run jobs that have ended once more, each as a new job linked to it; have parked ones looked at again.
+    """Run finished jobs again, each as a new job linked to it; parked jobs are tried again themselves.
 
     \b
     headway jobs retry job_01m7…                       one, perhaps with other arguments: -a day=monday
-    headway jobs retry --status failed --task report   all that match; says the count and asks first
+    headway jobs retry --status failed --task report   all that match; shows the number and asks first
 
-    What matches and was retried already is left alone.
+    Jobs that were already retried are left alone.
     """
     other = read_args(arg, args) if arg or args is not None else None
     _require_which(ids, chosen)
     if len(ids or ()) != 1 and (watch or other is not None):
-        raise DefinitionError("--watch, -a and --args are for one job: say its id")
+        raise DefinitionError("--watch, -a and --args are for one job: give its id")
     async with session.operations() as operations:
         if ids is None or len(ids) != 1 or dry_run:
             return await _many(session, operations, "retry", ids, chosen, reason, dry_run=dry_run, yes=yes)
@@ -376,7 +379,7 @@ async def retry(
         if session.as_json:
             session.out.json(job)
         elif job.id == found.id:
-            session.out.say(clean(f"{job.id} is looked at again"))
+            session.out.say(clean(f"{job.id} is tried again"))
         else:
             session.out.say(clean(f"{job.id} {job.status}: runs {found.id} again"))
     return 0
@@ -394,16 +397,16 @@ async def cancel(
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> int:
-    """End jobs that have not begun; ask those that run to stop.
+    """Cancel jobs; those that run are asked to stop.
 
     \b
     headway jobs cancel job_01m7…                         one
-    headway jobs cancel --status pending --queue media    all that match; says the count and asks first
+    headway jobs cancel --status pending --queue media    all that match; shows the number and asks first
     """
     timeout_s = read_timeout(timeout, wait)
     _require_which(ids, chosen)
     if len(ids or ()) != 1 and wait:
-        raise DefinitionError("--wait is for one job: say its id")
+        raise DefinitionError("--wait is for one job: give its id")
     async with session.operations() as operations:
         if ids is None or len(ids) != 1 or dry_run:
             return await _many(session, operations, "cancel", ids, chosen, reason, dry_run=dry_run, yes=yes)
@@ -418,7 +421,7 @@ async def cancel(
 
 def _require_which(ids: list[str] | None, chosen: Chosen) -> None:
     if bool(ids) == bool(chosen.given):
-        raise DefinitionError("say which: ids, or filters such as --status failed")
+        raise DefinitionError("give ids, or filters such as --status failed")
 
 
 async def _many(
@@ -432,7 +435,7 @@ async def _many(
     dry_run: bool,
     yes: bool,
 ) -> int:
-    """Do something to the jobs with these ids, or to all that match; ask first where they were not named."""
+    """Retry or cancel the jobs with these ids, or all that match; ask first unless ids were given."""
     act = operations.jobs.retry_many if verb == "retry" else operations.jobs.cancel_many
     if ids:
         named = [(await _find(operations, job_id)).id for job_id in ids]
@@ -463,7 +466,7 @@ async def _many(
 async def _until_done(
     act: Callable[[ManyJobs], Awaitable[ManyOutcome]], many: ManyJobs, counted: ManyOutcome
 ) -> ManyOutcome:
-    """Go on until there is nothing more to do; as each time a bounded number is taken."""
+    """Repeat until nothing is left: each request takes a bounded number."""
     total = msgspec.structs.replace(counted, done=0, refused=[])
     while total.done < LIST_MAX:
         outcome = await act(many)
@@ -481,10 +484,10 @@ def _how_many(outcome: ManyOutcome) -> str:
 
 
 async def _find(operations: Operations, text: str) -> Job:
-    """Return the job with this id, or whose id begins so."""
+    """Return the job with this id or id prefix."""
     return await operations.jobs.show(text if text.startswith("job_") else f"job_{text}")
 
 
 async def _cursor(operations: Operations, before: str | None) -> str | None:
-    """Return the whole id of the job before which a list begins."""
+    """Return the complete id of the job before which a list begins."""
     return before if before is None or JOB_ID.fullmatch(before) else (await _find(operations, before)).id

@@ -57,11 +57,11 @@ async def lock(
     """Run a command while holding a lock, across all hosts.
 
     The command finds HEADWAY_LOCK_NAME and HEADWAY_LOCK_TOKEN in its environment; the token, a fencing token, only
-    grows. The command's exit code is passed through. 75: the lock was not obtained. 76: it was lost, and the command
+    grows. The command's exit code is passed through. 75: the lock was not acquired. 76: it was lost, and the command
     was stopped.
     """
     if wait is not None and no_wait:
-        raise DefinitionError("say --wait or --no-wait, not both")
+        raise DefinitionError("use --wait or --no-wait, not both")
     wish = lock_wish(name, _seconds(ttl), None if wait is None else _seconds(wait), blocking=not no_wait)
     grace_s = parse_duration(_seconds(grace), what="grace") / SECOND
     program = shutil.which(command[0])
@@ -81,7 +81,7 @@ async def lock(
 
 
 def _seconds(text: str) -> DurationLike:
-    """Read `30` as flock does, and `30s` as durations elsewhere."""
+    """Parse `30` like flock, and `30s` like durations elsewhere."""
     return float(text) if text.replace(".", "", 1).isdecimal() else text
 
 

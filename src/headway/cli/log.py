@@ -55,7 +55,7 @@ from headway.core.instants import MILLISECOND, Instant, isoformat, to_datetime
 from headway.core.job_details import read_json
 from headway.core.job_logs import read_stream
 from headway.core.lifecycle import Settlement
-from headway.core.occurrences import Decision, Plan
+from headway.core.occurrences import Plan, PlannedDecision
 
 DECISIONS_TOLD_MAX: Final = 5
 FAILURES_EVERY_S: Final = 5.0
@@ -298,7 +298,7 @@ def _logged(job_id: str, task: str, stream: str, line: str) -> Line:
 _SETTLED_LEVELS: Final = {"released": "info", "cancelled": "info"}
 
 
-def _decision_fields(plan: Plan, decision: Decision) -> dict[str, object]:
+def _decision_fields(plan: Plan, decision: PlannedDecision) -> dict[str, object]:
     run = {} if decision.until is None else {"until": isoformat(decision.until), "count": decision.count}
     return {
         "schedule": plan.schedule.label,

@@ -1,4 +1,4 @@
-"""Output: tables and facts that are pleasant on a terminal and plain in a pipe, and JSON that is one value.
+"""Output: tables and facts, formatted on a terminal and plain in a pipe, and JSON as one value.
 
 On a terminal rich draws, in colour unless NO_COLOR says no. In a pipe columns are aligned with spaces, never cut, and
 carry no escape of any kind. Cells are data: they go through `clean` here, so no command has to remember it.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _GAP: Final = "  "
 WRAPPED_WIDTH_MIN: Final = 8
-# Meanings, not looks: every colour also has its word.
+# Semantic styles: every colour is accompanied by a word.
 STYLES: Final = {
     "good": "green",
     "bad": "bold red",
@@ -73,13 +73,13 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where one command writes to."""
+    """The output of one command."""
 
     as_json: bool = False
 
     @property
     def on_terminal(self) -> bool:
-        """Whether a person looks at it as it is written."""
+        """Whether the output is an interactive terminal."""
         return sys.stdout.isatty()
 
     def json(self, value: object) -> None:
@@ -87,18 +87,18 @@ class Output:
         print(to_json(value, indent=2 if self.on_terminal else None))
 
     def say(self, text: str = "", style: str = "") -> None:
-        """Write a line of our own words; data in it must be `clean` already."""
+        """Write a line of text; data in it must be `clean` already."""
         if self.on_terminal:
             console().print(_text(text, style))
         else:
             print(text, flush=True)
 
     def note(self, text: str) -> None:
-        """Write a line beside the output proper, where it disturbs no program."""
+        """Write a line to stderr, so that it does not disturb programs that read the output."""
         print(text, file=sys.stderr)
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[object]], *, indent: int = 0) -> None:
-        """Write a table; without titles it has no head, and columns in which nothing stands are left out."""
+        """Write a table; without titles it has no header, and empty columns are left out."""
         cells = [[clean("—" if cell is None else cell) for cell in row] for row in rows]
         kept = [index for index, column in enumerate(columns) if column.title or any(row[index] for row in cells)]
         width = console().width - indent if self.on_terminal else 0
@@ -118,7 +118,7 @@ class Output:
 
 
 def stop_writing() -> None:
-    """Whoever read us has seen enough: write no more, and let nothing be flushed into the closed pipe at exit."""
+    """Stop writing after a broken pipe, and flush nothing into it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -129,7 +129,7 @@ def to_json(value: object, *, indent: int | None = None) -> str:
 
 
 def _builtins(value: object) -> object:
-    import msgspec  # Here, since `--help` can do without it.
+    import msgspec  # Imported here, since `--help` does not need it.
 
     return msgspec.to_builtins(value)
 
@@ -168,7 +168,7 @@ def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], kept: Seq
 
 
 def _least_width(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
-    """Return the width below which rich would cut what must not be cut."""
+    """Return the width below which rich would truncate cells that must stay complete."""
     widths = (_width(index, columns, rows) for index in range(len(columns)))
     return sum(
         min(width, WRAPPED_WIDTH_MIN) + len(_GAP) if column.wraps else width + len(_GAP)
@@ -196,7 +196,7 @@ def drawn(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> "Table":
         table.add_column(
             column.title,
             no_wrap=not column.wraps,
-            overflow="fold",  # Never cut: what is too long goes on in the next line.
+            overflow="fold",  # Never truncate: wrap long cells.
             justify="right" if column.right else "left",
         )
     for row in rows:

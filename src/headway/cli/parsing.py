@@ -1,4 +1,4 @@
-"""What people type: times, durations, arguments. Read strictly, refused with the option's name."""
+"""Parse option values strictly: times, durations, arguments. Errors name the option."""
 
 import json
 import sys
@@ -34,7 +34,7 @@ def read_args(pairs: Sequence[str] | None, text: str | None) -> dict[str, Any]:
         if not equals or not name:
             raise InvalidTask(f"-a must look like name=value, not {pair[:60]!r}")
         if name in args:
-            raise InvalidTask(f"-a {name[:60]}=… is given twice; say it once, a list as {name[:60]}='[1, 2]'")
+            raise InvalidTask(f"-a {name[:60]}=… is given twice; give it once, a list as {name[:60]}='[1, 2]'")
         args[name] = _read_value(value)
     return (_read_object(text) if text is not None else {}) | args
 
@@ -63,18 +63,18 @@ def _refuse(text: str) -> None:
 
 
 def read_timeout(text: str | None, is_waiting: bool) -> float | None:
-    """Read how long to wait, in seconds."""
+    """Parse how long to wait, in seconds."""
     if text is None:
         return None
     if not is_waiting:
-        raise DefinitionError("--timeout is how long to wait: say --wait with it")
+        raise DefinitionError("--timeout needs --wait")
     return parse_duration(text, what="--timeout") / SECOND
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something that cannot be undone; where nobody can answer, only `--yes` counts."""
+    """Ask for confirmation of something that cannot be undone; without a terminal, require `--yes`."""
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise DefinitionError(f"{question} Nobody can answer here: say --yes")
+        raise DefinitionError(f"{question} Without a terminal, confirm with --yes")
     typer.confirm(question, abort=True, err=True)

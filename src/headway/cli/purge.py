@@ -1,4 +1,4 @@
-"""`headway purge`: erase what jobs of a tenant were given, what came of them and what they logged."""
+"""`headway purge`: erase the content of a tenant's jobs: arguments, results and logs."""
 
 from typing import Annotated
 
@@ -15,13 +15,13 @@ async def purge(
     key: Annotated[
         str | None, typer.Option("--key", metavar="KEY", help="Only the job with this key, and its reruns.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; show the number of jobs.")] = False,
     yes: YesOption = False,
 ) -> None:
-    """Erase arguments, results, errors, logs, steps, keys and callback URLs of jobs that have ended, for good.
+    """Erase arguments, results, errors, logs, steps, keys and callback URLs of finished jobs, permanently.
 
-    That they ran, when and how they ended stays, so that schedules can still be audited. Jobs that have not ended are
-    left alone: cancel them first, or come back. Until then a key that leads to them is kept.
+    When the jobs ran and how they ended stays, so that schedules can still be audited. Unfinished jobs are left alone:
+    cancel them first, or repeat the command later. Until then a key that they use is kept.
     """
     async with session.operations() as operations:
         found = await operations.purge.find(tenant, key=key)

@@ -18,14 +18,14 @@ QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The name of
 
 @command(app, "list")
 async def list_(session: Session) -> None:
-    """List the queues: how much waits in each, how long, how much of it runs."""
+    """List the queues: pending jobs, age of the oldest, running jobs."""
     async with session.operations() as operations:
         found = [queue async for queue in pages(operations.queues.list)]
         now = operations.now
     if session.as_json:
         session.out.json(found)
     elif not found:
-        session.out.say("nothing waits and nothing runs")
+        session.out.say("no pending or running jobs")
     else:
         columns = [
             Column("queue", "name", wraps=True),
@@ -43,7 +43,7 @@ def _row(queue: Queue, now: Instant) -> tuple[object, ...]:
 
 
 def queue_state(queue: Queue, now: Instant) -> str:
-    """Say in a few words whether a queue is paused."""
+    """Describe in a few words whether a queue is paused."""
     if queue.paused_at is None:
         return "on"
     since = span(max(0, now - parse_instant(queue.paused_at)) // SECOND * SECOND)

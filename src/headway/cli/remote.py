@@ -14,7 +14,7 @@ RETRY_FOR: Final = "5s"
 
 @asynccontextmanager
 async def open_operations(server: str, token: str | None) -> AsyncIterator[RemoteOperations]:
-    """Connect to a server; find out first whether it admits the token, and what time it has."""
+    """Connect to a server; check first that it accepts the token, and read its time."""
     async with AsyncClient(server, token, retry_for=RETRY_FOR) as client:
         clock = Clock(node="cli")
         sent = clock.monotonic()

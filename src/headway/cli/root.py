@@ -1,7 +1,7 @@
-"""The tree of commands, and what every one of them has in common: how it is found, and how it ends.
+"""The tree of commands: how a command is found and loaded, and how errors become exit codes.
 
 A command's module is imported only when the command is called, so `headway --help` needs neither store nor engine.
-Whatever goes wrong ends here: one line on stderr that names the cure, or one JSON object with `--json`, and an exit
+Every error ends here: one line on stderr that names the remedy, or one JSON object with `--json`, and an exit
 code that scripts can rely on. There is one table from error to code.
 """
 
@@ -45,7 +45,7 @@ LOCK_HELD: Final = 75
 LOCK_LOST: Final = 76
 INTERRUPTED: Final = 130
 
-# The first line that fits decides, so what is narrow comes before what is wide.
+# The first match decides, so subclasses come before their bases.
 EXIT_CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (DefinitionError, USAGE),
     (NotFound, NOT_FOUND),
@@ -78,7 +78,7 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "doctor": ("doctor", "Check the store, the clock and the settings, and suggest fixes."),
         "audit": ("audit", "Compare the expected instants of schedules with the recorded ones."),
         "tokens": ("tokens", "Create, list and revoke API tokens."),
-        "audit-log": ("audit_log", "List what people did, newest first."),
+        "audit-log": ("audit_log", "Show the audit log: actions of operators and admins."),
         "webhooks": ("webhooks", "Notify URLs when jobs end; list and replay deliveries."),
         "purge": ("purge", "Erase arguments, results and logs of the jobs of a tenant."),
     },
@@ -97,14 +97,14 @@ OLD_NAMES: Final = {"trail": "audit-log"}  # They keep working, and are not list
 
 
 class LazyGroup(TyperGroup):
-    """The root: knows the names of all commands, and loads the one that is called."""
+    """The root command: knows the names of all commands, and imports the one that is called."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = cast("Any", dict.fromkeys(COMMANDS))  # The names are enough to suggest the right one.
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names in the order in which a newcomer meets them."""
+        """Return the names in the order of the help."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -117,7 +117,7 @@ class LazyGroup(TyperGroup):
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands without loading them."""
+        """Print the list of commands without importing them."""
         for section, commands in SECTIONS.items():
             with formatter.section(section):
                 formatter.write_dl([(name, text) for name, (_, text) in commands.items()], col_max=12)
@@ -136,7 +136,7 @@ def _root() -> Any:
 
 
 class _Sparing:
-    """Stands before the conversion of one parameter's values, and skips it where there is nothing to convert."""
+    """Wraps the conversion of a parameter, and skips it if there is nothing to convert."""
 
     def __init__(self, parameter: Any) -> None:
         self._real = parameter.get_runtime_param
@@ -146,7 +146,7 @@ class _Sparing:
         return self
 
     def coerce(self, value: Any, **context: Any) -> Any:
-        """Convert what was typed; text stays text, and what was not typed is a default."""
+        """Convert a value; text stays text, and a missing value is the default."""
         is_typed = isinstance(value, str | tuple | list)
         return self._real().coerce(value, **context) if is_typed and not self._is_text else value
 
@@ -177,7 +177,7 @@ def run(args: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # A terminal that cannot show a character must not stop a command.
             stream.reconfigure(errors="backslashreplace")
-    own = args[: args.index("--")] if "--" in args else args  # What follows is another program's.
+    own = args[: args.index("--")] if "--" in args else args  # The rest belongs to another program.
     as_json = "--json" in own
     if "--version" in own and {*own} <= {"--version", "--json"}:
         return guarded(partial(_tell_version, as_json=as_json), as_json=as_json)
@@ -190,7 +190,7 @@ def _tell_version(*, as_json: bool) -> None:
 
 
 def guarded(work: Callable[[], object], *, as_json: bool) -> int:
-    """Do what a process is there for, and return its exit code, whatever happens."""
+    """Run a command and return its exit code, whatever happens."""
     try:
         code = work()
         sys.stdout.flush()
@@ -200,7 +200,7 @@ def guarded(work: Callable[[], object], *, as_json: bool) -> int:
     except BaseException as error:
         if os.environ.get("HEADWAY_DEBUG") == "1" or isinstance(error, SystemExit | GeneratorExit):
             raise
-        if not _close_logs():  # Nobody reads what we write; to print the error could wait for ever.
+        if not _close_logs():  # The log is not read; printing the error could block for ever.
             return classify(_innermost(error))[0]
         return report(error, as_json=as_json)
     finally:
@@ -209,20 +209,20 @@ def guarded(work: Callable[[], object], *, as_json: bool) -> int:
 
 
 def _close_logs() -> bool:
-    """Write what waits in the log of a server; say whether somebody reads it. Other commands have not loaded it."""
+    """Flush the log of a server, if it is loaded; return whether it is being read."""
     log = sys.modules.get("headway.cli.log")
     return log is None or bool(log.close_logs())
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """Return what made a group fail: one loop of a node failed, and the others were stopped."""
+    """Return the cause of an exception group: one loop of a node failed, and the others were cancelled."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def report(error: BaseException, *, as_json: bool) -> int:
-    """Tell the user what went wrong and return the exit code."""
+    """Print the error and return the exit code."""
     code, name, message = classify(_innermost(error))
     if as_json:
         print(json.dumps({"error": {"code": name, "message": message}}), file=sys.stderr)
@@ -238,7 +238,7 @@ def classify(error: BaseException) -> tuple[int, str, str]:
     for kind, code in EXIT_CODES:
         if isinstance(error, kind):
             return code, _NAMES.get(type(error)) or _snake(type(error).__name__), _one_line(error) or "interrupted"
-    if hasattr(error, "format_message"):  # What the parser of the command line has to say.
+    if hasattr(error, "format_message"):  # Errors of the command-line parser.
         return _classify_usage(error)
     return BUG, "internal", f"internal error: {type(error).__name__}: {error} (HEADWAY_DEBUG=1 shows where)"
 

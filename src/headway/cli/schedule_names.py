@@ -1,4 +1,4 @@
-"""Which schedule a command means: `name`, or `tenant/name` of another tenant than the caller's.
+"""Find the schedule that a command names: `name`, or `tenant/name` for another tenant than the caller's.
 
 The caller's is the default tenant on a store, and that of the token on a server. A name may have a slash itself: then
 both readings are looked up, and if both exist, the command asks for `--tenant`.
@@ -19,19 +19,19 @@ NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="The name of the schedule; tenant/name of another tenant.")
 ]
 TenantOption = Annotated[
-    str | None, typer.Option("--tenant", metavar="NAME", help="Whose schedule, instead of tenant/name.")
+    str | None, typer.Option("--tenant", metavar="NAME", help="The tenant of the schedule, instead of tenant/name.")
 ]
 
 
 class Name(NamedTuple):
-    """A name, and whose schedule it is; None is the caller's tenant."""
+    """The name and tenant of a schedule; None is the caller's tenant."""
 
     name: str
     tenant: str | None
 
 
 async def which(operations: Operations, text: str, tenant: str | None = None) -> Name:
-    """Return the schedule that is meant, whether it exists or not."""
+    """Return the reference of the named schedule, whether it exists or not."""
     whole, split = Name(text, tenant), _split(text)
     if tenant is not None or split is None:
         return whole
@@ -39,13 +39,13 @@ async def which(operations: Operations, text: str, tenant: str | None = None) ->
     exists = [await _find(operations, name) is not None for name in (whole, named)]
     if all(exists):
         raise DefinitionError(
-            f"{text!r} can be two schedules: say --tenant {split.tenant} {split.name}, or --tenant with your own tenant"
+            f"{text!r} can be two schedules: use --tenant {split.tenant} {split.name}, or --tenant with your own tenant"
         )
     return whole if exists[0] else named
 
 
 async def find(operations: Operations, text: str, tenant: str | None = None) -> Schedule:
-    """Read the schedule that is meant; where there is none, name those of other tenants."""
+    """Read the named schedule; if there is none, suggest those of other tenants."""
     name = await which(operations, text, tenant)
     try:
         return await operations.schedules.get(name.name, tenant=name.tenant)
@@ -68,18 +68,18 @@ def _split(text: str) -> ScheduleRef | None:
 
 
 def read_cursor(label: str) -> str:
-    """Return the cursor of a list that goes on behind a schedule."""
+    """Return the cursor of a list that continues after a schedule."""
     split = _split(label)
     return label if split is None else schedule_cursor(split)
 
 
 def job_label(tenant: str, schedule: str | None) -> str | None:
-    """Return what to call the schedule of a job."""
+    """Return the label of the schedule of a job."""
     return None if schedule is None else schedule_label(tenant, schedule_name(schedule))
 
 
 def with_tenant(filters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return filters of jobs in which a schedule `tenant/name` is a tenant and a name."""
+    """Split a schedule `tenant/name` in job filters into a tenant and a name."""
     schedule, tenant = filters.get("schedule"), filters.get("tenant")
     if schedule is None or tenant is not None or (ref := _split(schedule)) is None:
         return dict(filters)

@@ -35,7 +35,7 @@ app = new_group(help="List, preview, change, pause, trigger and backfill schedul
 
 
 def label_of(schedule: Schedule) -> str:
-    """Return what the command line calls a schedule."""
+    """Return the label of a schedule on the command line."""
     return schedule_label(schedule.tenant, schedule.name)
 
 
@@ -51,7 +51,7 @@ async def list_(
         str | None, typer.Option("--owner", metavar="NAME", help="Only those of this app or file.")
     ] = None,
     tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only those of this tenant.")] = None,
-    after: Annotated[str, typer.Option("--after", metavar="NAME", help="Begin behind this one.")] = "",
+    after: Annotated[str, typer.Option("--after", metavar="NAME", help="Start after this schedule.")] = "",
     limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=LIST_MAX, help="How many.")] = 1_000,
 ) -> None:
     """List schedules by tenant and name; those of other tenants than the default are called tenant/name."""
@@ -68,7 +68,7 @@ async def list_(
     if session.as_json:
         session.out.json(found[:limit])
     elif not found:
-        session.out.say("no schedules yet; `headway schedules put --help` shows how to make one")
+        session.out.say("no schedules yet; see `headway schedules put --help`")
     else:
         columns = [
             Column("name", "name"),
@@ -105,7 +105,7 @@ def _row(schedule: Schedule, now: Instant, fine: bool) -> tuple[object, ...]:
 
 
 def state(schedule: Schedule, now: Instant) -> str:
-    """Say in a few words whether a schedule runs."""
+    """Describe the state of a schedule in a few words."""
     if schedule.attention is not None:
         return f"held: {schedule.attention}"
     pause = schedule.pause
@@ -143,22 +143,22 @@ async def show(session: Session, name: NameArgument, tenant: TenantOption = None
 async def preview(
     session: Session,
     what: Annotated[
-        str | None, typer.Argument(metavar="CRON|NAME", help="A cron text, or the name of a schedule.")
+        str | None, typer.Argument(metavar="CRON|NAME", help="A cron expression, or the name of a schedule.")
     ] = None,
     tz: Annotated[str | None, typer.Option("--tz", metavar="ZONE", help="The time zone (IANA), default UTC.")] = None,
     dst: Annotated[str | None, typer.Option("--dst", metavar="RULE", help="shift, skip or both.")] = None,
     seconds: Annotated[
-        str | None, typer.Option("--seconds", metavar="FIELD", help="The seconds of a cron text.")
+        str | None, typer.Option("--seconds", metavar="FIELD", help="The seconds of a cron expression.")
     ] = None,
     every: Annotated[str | None, typer.Option("--every", metavar="INTERVAL", help="A fixed rate instead.")] = None,
     at: Annotated[str | None, typer.Option("--at", metavar="T", help="One time instead.")] = None,
-    since: Annotated[str | None, typer.Option("--from", metavar="T", help="From this time on, default now.")] = None,
+    since: Annotated[str | None, typer.Option("--from", metavar="T", help="Start at this time, default now.")] = None,
     number: Annotated[int, typer.Option("-n", "--number", metavar="N", min=1, max=PREVIEW_MAX, help="How many.")] = 5,
     tenant: TenantOption = None,
 ) -> None:
-    """Show the next instants of a rule or a schedule.
+    """Show the next instants of a trigger or a schedule.
 
-    Each with its local time, its UTC time, and what daylight saving does to it.
+    Each has its local time, its UTC time, and a note if daylight saving affects it.
 
     \b
     headway schedules preview '30 2 * * *' --tz Europe/Berlin --from 2027-03-27 -n 3
@@ -184,22 +184,22 @@ def _tell_preview(session: Session, found: Previews, now: Instant | None) -> Non
     elif found.items:
         session.out.table(PREVIEW_COLUMNS, preview_rows(found.items, tz=found.tz, now=now))
     else:
-        session.out.say("nothing: this rule has no instant in that time")
+        session.out.say("none: this trigger has no instant in that time")
 
 
 def _rule(what: str | None, **given: str | None) -> ScheduleSpec | None:
-    """Read the rule from the options; None when `what` is the name of a schedule."""
+    """Parse the trigger from the options; None if `what` is the name of a schedule."""
     others = [name for name in ("every", "at") if given[name] is not None]
     if (what is not None) + len(others) != 1:
-        raise DefinitionError("say one of: a cron text, the name of a schedule, --every, --at")
+        raise DefinitionError("give one of: a cron expression, the name of a schedule, --every, --at")
     cron_options = {name: value for name in ("dst", "seconds") if (value := given[name]) is not None}
     if others and cron_options:
-        raise DefinitionError(f"--{min(cron_options)} belongs to a cron text")
+        raise DefinitionError(f"--{min(cron_options)} needs a cron expression")
     trigger: Trigger
     if what is not None:
         if not _is_cron(what):
             if cron_options:
-                raise DefinitionError(f"--{min(cron_options)} belongs to a cron text; {what!r} is none")
+                raise DefinitionError(f"--{min(cron_options)} needs a cron expression; {what!r} is none")
             return None
         trigger = define.cron(what, given["tz"], given["dst"], given["seconds"])
     elif given["every"] is not None:
@@ -209,14 +209,14 @@ def _rule(what: str | None, **given: str | None) -> ScheduleSpec | None:
     return ScheduleSpec(task="preview", trigger=trigger)
 
 
-# A field of a cron text: numbers, names of months and days, and what is between them. Names of schedules have words.
+# A cron field: numbers, names of months and days, and separators. Names of schedules have other words.
 _CRON_FIELD: Final = re.compile(
     r"(?:[0-9*?,/#LW-]|SUN|MON|TUE|WED|THU|FRI|SAT|JAN|FEB|MAR|APR|MAY|JU[NL]|AUG|SEP|OCT|NOV|DEC)+"
 )
 
 
 def _is_cron(text: str) -> bool:
-    """Tell a cron text, also one with too few fields, from a name."""
+    """Return whether a text is a cron expression, also one with too few fields, and not a name."""
     fields = text.split()
     if len(fields) >= 5 or text.startswith("@"):
         return True
@@ -229,15 +229,14 @@ async def history(
     name: NameArgument,
     number: Annotated[int, typer.Option("-n", "--number", metavar="N", min=1, max=HISTORY_MAX, help="How many.")] = 20,
     since: Annotated[
-        str | None, typer.Option("--since", metavar="T", help="Only instants from this time on, or so long ago: 24h.")
+        str | None, typer.Option("--since", metavar="T", help="Only instants from this time on, or in the last 24h.")
     ] = None,
     before: Annotated[str | None, typer.Option("--before", metavar="T", help="Only instants before this time.")] = None,
     tenant: TenantOption = None,
 ) -> None:
-    """Show what was decided for a schedule and what was started by hand, newest first, and why.
+    """Show the decisions and the manual runs of a schedule, newest first, with reasons.
 
-    What was started by hand is no instant of the schedule: `triggered` with the time, and `backfilled` with the number
-    of jobs.
+    Manual runs are not instants of the schedule: `triggered` with the time, and `backfilled` with the number of jobs.
     """
     async with session.operations() as operations:
         now, ref = operations.now, await which(operations, name, tenant)
@@ -283,7 +282,7 @@ def _decision_row(run: Occurrence, fine: bool) -> tuple[object, ...]:
 async def pause(
     session: Session,
     name: NameArgument,
-    until: Annotated[str | None, typer.Option("--until", metavar="T", help="A time, or for so long: 30m.")] = None,
+    until: Annotated[str | None, typer.Option("--until", metavar="T", help="A time or a duration: 30m.")] = None,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Recorded in the audit log.")] = "",
     tenant: TenantOption = None,
 ) -> None:
@@ -299,7 +298,7 @@ async def pause(
 
 @command(app)
 async def resume(session: Session, name: NameArgument, tenant: TenantOption = None) -> None:
-    """Resume a paused schedule, from now on."""
+    """Resume a paused schedule, starting now."""
     async with session.operations() as operations:
         found = await find(operations, name, tenant)
         schedule = await operations.schedules.resume(found.name, tenant=found.tenant)
@@ -324,8 +323,8 @@ async def trigger(
 ) -> None:
     """Enqueue a job of the schedule now, under its overlap rule.
 
-    With skip there is no second job while one is live, with queue it waits in line, replace stops the live one first.
-    The instants of the schedule stay as they are.
+    With skip no second job is created while one is live, with queue it waits, replace stops the live one first. The
+    instants of the schedule do not change.
     """
     other_args = read_args(arg, args) if arg or args is not None else None
     async with session.operations() as operations:
@@ -345,14 +344,14 @@ async def backfill(
     name: NameArgument,
     since: Annotated[str, typer.Option("--from", metavar="T", help="The first instant; local to the schedule.")],
     until: Annotated[str, typer.Option("--to", metavar="T", help="The last instant; local to the schedule.")],
-    again: Annotated[bool, typer.Option("--again", help="Also those that have fired.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which instants.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Include instants that have already fired.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; show which instants.")] = False,
     yes: YesOption = False,
     tenant: TenantOption = None,
 ) -> None:
     """Enqueue a job for each past instant that has not fired.
 
-    Says the count and asks first. Repeating it adds nothing.
+    Shows the number and asks first. Repeating it adds nothing.
     """
     async with session.operations() as operations:
         schedule = await find(operations, name, tenant)
@@ -383,7 +382,7 @@ def _confirm_backfill(label: str, instants: Sequence[str], *, yes: bool) -> None
 
 @command(app)
 async def remove(session: Session, name: NameArgument, yes: YesOption = False, tenant: TenantOption = None) -> None:
-    """Remove a schedule; what was decided stays in the ledger."""
+    """Remove a schedule; its decisions stay in the ledger."""
     async with session.operations() as operations:
         schedule = await find(operations, name, tenant)
         label = label_of(schedule)

@@ -138,7 +138,7 @@ async def serve(
     """Run scheduler, worker and API in one process, as one of any number of them.
 
     Needs --app (or HEADWAY_APP), or tasks in headway.toml. The app's schedules are written to the store first. Where
-    another process has the API's port already, this one leaves the API to it, and takes over when that one ends.
+    another process already has the API's port, this one leaves the API to it, and takes over when that one ends.
     """
     settings = session.loaded(
         node=node,

@@ -1,4 +1,4 @@
-"""What every command gets: the global options, the settings that follow from them, the app and the store.
+"""The session of a command: the global options, the resulting settings, the app and the store.
 
 `--app`, `--store` and `--json` may stand before or after the command; the one that stands last wins. A command is a
 function, plain or async, whose first parameter is the `Session`; `command` gives it the global options and runs it.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PAGE: Final = 200
 
-# What to do where an embedded store does not exist yet: say so, make it, or look into an empty one for a dry run.
+# If an embedded store does not exist yet: raise an error, create it, or use an empty one for a dry run.
 Missing: TypeAlias = Literal["refuse", "create", "imagine"]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -39,10 +39,10 @@ StoreOption = Annotated[
     str | None, typer.Option("--store", metavar="URL", help="sqlite:///file or postgresql://… (HEADWAY_STORE).")
 ]
 ServerOption = Annotated[
-    str | None, typer.Option("--server", metavar="URL", help="Through this API, not the store (HEADWAY_SERVER).")
+    str | None, typer.Option("--server", metavar="URL", help="Use this API instead of the store (HEADWAY_SERVER).")
 ]
 TokenOption = Annotated[
-    str | None, typer.Option("--token", metavar="TOKEN", help="The credential for --server; better HEADWAY_TOKEN.")
+    str | None, typer.Option("--token", metavar="TOKEN", help="The token for --server; prefer HEADWAY_TOKEN.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 _GLOBALS: Final[dict[str, tuple[Any, object]]] = {
@@ -54,7 +54,7 @@ _GLOBALS: Final[dict[str, tuple[Any, object]]] = {
 }
 
 
-# What runs where the store is, or makes one: there is no doing it through an API.
+# Commands that run on a store or create one; they do not work through an API.
 _ON_THE_STORE: Final = frozenset(
     ("api", "demo", "dev", "doctor", "lock", "migrate", "purge", "scheduler", "serve", "worker")
 )
@@ -69,32 +69,32 @@ class Session:
     server_url: str | None = None
     token: str | None = field(default=None, repr=False)
     as_json: bool = False
-    is_on_store: bool = False  # Whatever the environment says of servers.
+    is_on_store: bool = False  # Ignore HEADWAY_SERVER.
     _app: "Headway | None" = None
 
     @property
     def out(self) -> Output:
-        """Where to write."""
+        """The output."""
         return Output(as_json=self.as_json)
 
     @property
     def server(self) -> str | None:
-        """The API to talk to instead of the store."""
+        """The API to use instead of the store."""
         from headway.core.errors import DefinitionError
 
         if self.is_on_store:
             return None
         if self.server_url is not None and self.store_url is not None:
-            raise DefinitionError("say --server or --store, not both")
+            raise DefinitionError("use --server or --store, not both")
         server = self.server_url or ("" if self.store_url is not None else os.environ.get("HEADWAY_SERVER"))
         if self.token is not None and not server:
-            raise DefinitionError("--token is for an API: say --server with it")
+            raise DefinitionError("--token needs --server")
         return server or None
 
     def app(self) -> "Headway | None":
-        """Return the app, imported on first use, on the store that was asked for; None when there is none.
+        """Return the app, imported on first use, with the given store; None if there is none.
 
-        Tasks and schedules in headway.toml are an app, too, where no other is named.
+        Without another app, tasks and schedules in headway.toml are an app.
         """
         if self._app is None:
             from headway.app import file_app
@@ -107,7 +107,7 @@ class Session:
         return self._app
 
     def settings(self, **flags: object) -> "Settings":
-        """Return the settings with these flags on top."""
+        """Return the settings, overridden by these options."""
         settings = self.loaded(**flags)
         if self.store_url is None and settings.app is not None:
             app = self.app()
@@ -116,14 +116,14 @@ class Session:
         return settings
 
     def loaded(self, **flags: object) -> "Settings":
-        """Return the settings as they are without looking into the app, which may name another store."""
+        """Return the settings without importing the app, which may name another store."""
         from headway.core.settings import Settings
 
         return Settings.load({"store": self.store_url, "app": self.app_path, **flags})
 
     @asynccontextmanager
     async def open(self, missing: Missing = "refuse") -> "AsyncIterator[OpenStore]":
-        """Open the store. A missing file is created only where something is to be written."""
+        """Open the store. A missing file is created only if the command writes."""
         from headway.wiring.local_operations import is_missing, no_store, open_local
 
         settings = self.settings()
@@ -168,7 +168,7 @@ def new_group(*, help: str, cls: Any = None, epilog: str | None = None) -> typer
 
 
 def new_command(function: Callable[..., Any]) -> typer.Typer:
-    """Make a command that stands alone."""
+    """Make a standalone command."""
     single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     command(single)(function)
     return single
@@ -184,12 +184,14 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[F], F]:
     return register
 
 
-_SERVERS: Final = frozenset({"headway.cli.api", "headway.cli.serve"})  # They run for long, and their loop counts.
+_SERVERS: Final = frozenset(
+    {"headway.cli.api", "headway.cli.serve"}
+)  # They are long-running, and the speed of their loop matters.
 _CONTEXT: Final[dict[Any, Any]] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 def _entry(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a command: its own parameters are followed by the global ones, and its session is made of those."""
+    """Wrap a command: add the global options to its parameters, and build its session from them."""
     is_server = function.__module__ in _SERVERS
 
     def enter(ctx: typer.Context, **given: Any) -> Any:
@@ -219,14 +221,16 @@ def _entry(function: Callable[..., Any]) -> Callable[..., Any]:
 def _not_remote(name: str) -> Exception:
     from headway.core.errors import DefinitionError
 
-    return DefinitionError(f"`headway {name}` works on the store itself: leave --server out, and run it where that is")
+    return DefinitionError(
+        f"`headway {name}` works on the store itself: run it without --server, on a host with the store"
+    )
 
 
 def _run(coroutine: Coroutine[Any, Any, Any], *, is_server: bool) -> Any:
-    import asyncio  # Here, since `--help` can do without it.
+    import asyncio  # Imported here, since `--help` does not need it.
 
     if is_server:
-        with contextlib.suppress(ImportError):  # It is not there on every system.
+        with contextlib.suppress(ImportError):  # Not available on every system.
             import uvloop
 
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

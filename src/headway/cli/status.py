@@ -26,7 +26,7 @@ OUTCOMES: Final = ("fired", "skipped", "missed", "coalesced", "paused")
 
 
 async def status(session: Session) -> None:
-    """Show who leads, what waits, what is late, and what is not as it should be."""
+    """Show the leader, the workers, pending jobs, late schedules and faults."""
     async with session.operations() as operations:
         stats = await operations.monitoring.stats()
     if session.as_json:
@@ -36,14 +36,14 @@ async def status(session: Session) -> None:
 
 
 def located(session: Session, stats: Stats) -> Stats:
-    """Add the address of the store where the figures come from the store itself."""
+    """Add the address of the store if the statistics come from a local store."""
     if stats.store and session.server is None:
         stats.store.url = mask_url(session.settings().store)
     return stats
 
 
 def attention(stats: Stats) -> Iterator[tuple[str, str]]:
-    """Yield what needs an operator, each with the command that leads on."""
+    """Yield what needs an operator, each with the command to run next."""
     if stats.dead.tasks:
         many = stats.dead.total
         named = [f"{dead.task}: {dead.error}" if dead.error else dead.task for dead in stats.dead.tasks]
@@ -66,7 +66,7 @@ def attention(stats: Stats) -> Iterator[tuple[str, str]]:
 
 
 def tell(out: Output, stats: Stats) -> None:
-    """Write the figures for people: a few lines and what needs them; fewer for a token of one tenant."""
+    """Print the statistics for people: a few lines and the alerts; fewer for a token of one tenant."""
     rows = list((_system_facts(stats) | _work_facts(stats) | _late_facts(stats)).items())
     needs = [f"{text}  →  {command}" for text, command in attention(stats)]
     rows += [("attention" if index == 0 else "", need) for index, need in enumerate(needs)]
@@ -95,7 +95,7 @@ def _work_facts(stats: Stats) -> dict[str, str]:
 
 
 def nodes_of(stats: Stats) -> list[Node]:
-    """Return the nodes that are alive, as far as the caller may see them."""
+    """Return the live nodes, as far as the caller may see them."""
     return stats.nodes or []
 
 
@@ -138,7 +138,7 @@ def _leader_text(stats: Stats) -> str:
 
 
 def _shards_text(shards: list[Shard]) -> str:
-    """Say how the shards are spread, by the names of the nodes as long as these are few."""
+    """Describe how the shards are spread; name the nodes if they are few."""
     held = Counter(shard.name for shard in shards)
     if len(held) > HOLDERS_SHOWN:
         return f"{len(shards)} shards led by {len(held)} nodes, {min(held.values())} to {max(held.values())} each"
@@ -146,7 +146,7 @@ def _shards_text(shards: list[Shard]) -> str:
 
 
 def _engine_facts(nodes: list[Node]) -> dict[str, str]:
-    """Name the servers beside the store, and what they do."""
+    """Describe the servers beside the store."""
     texts: dict[str, list[str]] = {}
     for engine in engines_of(nodes):
         state = "ok" if not engine.troubles else clean(engine.words)
@@ -156,7 +156,7 @@ def _engine_facts(nodes: list[Node]) -> dict[str, str]:
 
 
 def workers_text(workers: list[Worker]) -> str:
-    """Say how many workers there are and how busy they are."""
+    """Describe how many workers there are and how busy they are."""
     if not workers:
         return "none alive"
     draining = sum(worker.draining for worker in workers)

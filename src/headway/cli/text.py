@@ -1,7 +1,7 @@
-"""Text for people: nothing in it can move their cursor, times say how far away they are, numbers have their commas.
+"""Text for people: without control characters, with relative times and thousands separators.
 
-Pure functions. Data comes from anybody (a task's error, a reason, a file), so every character that is not printable is
-shown as its escape: C0, C1, ESC, line and paragraph separators, and what turns the direction of writing.
+Pure functions. Data may be hostile (a task's error, a reason, a file), so every character that is not printable is
+shown as its escape: C0, C1, ESC, line and paragraph separators, and bidirectional controls.
 """
 
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from datetime import datetime
 from zoneinfo import ZoneInfo
 
 from headway.core.instants import MINUTE, Instant, to_datetime
-from headway.core.instants import away as away  # For everybody here who writes times.
+from headway.core.instants import away as away  # Re-exported for modules that format times.
 from headway.core.instants import span as span
 
 
@@ -24,12 +24,12 @@ def _escape(character: str) -> str:
 
 
 def utc(instant: Instant, *, fine: bool = False) -> str:
-    """Write an instant in UTC, with seconds where it has some or `fine` asks for them: `2027-03-28 01:00Z`."""
+    """Format an instant in UTC, with seconds if it has some or `fine` is set: `2027-03-28 01:00Z`."""
     return _short(to_datetime(instant), fine) + "Z"
 
 
 def is_fine(instants: Iterable[Instant]) -> bool:
-    """Say whether one of these needs its seconds; then all of them are written with theirs."""
+    """Return whether one of these needs seconds; then all of them are formatted with seconds."""
     return any(instant % MINUTE for instant in instants)
 
 
@@ -39,12 +39,12 @@ def local(instant: Instant, zone: ZoneInfo) -> datetime:
 
 
 def local_text(moment: datetime, *, fine: bool = False) -> str:
-    """Write a local time with its offset: `2027-03-28 03:00 +02:00`."""
+    """Format a local time with its offset: `2027-03-28 03:00 +02:00`."""
     return f"{_short(moment, fine)} {moment.isoformat()[-6:]}"
 
 
 def utc_beside(instant: Instant, moment: datetime, *, fine: bool = False) -> str:
-    """Write the UTC time that stands beside a local one: with its date only where that differs."""
+    """Format the UTC time next to a local one: with its date only if that differs."""
     text = utc(instant, fine=fine)
     return text[11:] if to_datetime(instant).date() == moment.date() else text
 
@@ -56,5 +56,5 @@ def _short(moment: datetime, fine: bool) -> str:
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:
-    """Write `1 job`, `1,204 jobs`."""
+    """Format a number with its noun: `1 job`, `1,204 jobs`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

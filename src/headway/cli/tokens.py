@@ -26,7 +26,7 @@ async def create(
     ] = ALL_TENANTS,
     expires: Annotated[
         str | None,
-        typer.Option("--expires", metavar="TIME", help="How long it is valid, such as 90d; by default for ever."),
+        typer.Option("--expires", metavar="TIME", help="How long it is valid, such as 90d; by default without end."),
     ] = None,
 ) -> None:
     """Create a token and show its value. This is the only time: only a hash of it is stored.
@@ -40,7 +40,7 @@ async def create(
     if session.as_json:
         session.out.json(token)
         return
-    session.out.say(token.token)  # Alone on stdout, so that it can be piped to where it belongs.
+    session.out.say(token.token)  # Alone on stdout, so that it can be piped.
     ends = "" if token.expires_at is None else f", expires {away(parse_instant(token.expires_at), now)}"
     whose = "all tenants" if token.tenant == ALL_TENANTS else f"tenant {token.tenant}"
     session.out.note(clean(f"{token.id}: {token.name}, {token.role} of {whose}{ends}; it is not shown again"))
@@ -50,7 +50,7 @@ async def create(
 async def list_(
     session: Session,
     tenant: Annotated[str | None, typer.Option("--tenant", metavar="TENANT", help="Only of this tenant.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also expired and revoked tokens.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Include expired and revoked tokens.")] = False,
 ) -> None:
     """List the valid tokens, the newest first."""
     async with session.operations() as operations:
@@ -60,7 +60,7 @@ async def list_(
     if session.as_json:
         session.out.json(shown)
     elif not shown:
-        session.out.say("no token is valid; `headway tokens create` makes one" if found else "there is no token yet")
+        session.out.say("no valid tokens; create one with `headway tokens create`" if found else "no tokens yet")
     else:
         columns = [
             Column("id"),

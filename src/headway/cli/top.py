@@ -1,7 +1,7 @@
-"""`headway top`: the terminal dashboard. One sentence of health, queues, running jobs, what comes next, what needs you.
+"""`headway top`: the terminal dashboard. Health in one sentence, queues, running jobs, coming runs, alerts.
 
-A frame is read (`gather`) and drawn (`frame`) apart: the drawing is pure, and shares out the lines that a terminal has,
-so that it never scrolls and never jumps. In a pipe one frame is written and that is all.
+Reading a frame (`gather`) and drawing it (`frame`) are separate: drawing is pure, and distributes the lines of the
+terminal, so that it never scrolls and never jumps. In a pipe it writes one frame and exits.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ KEYS: Final = "q quits"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """What one frame shows."""
+    """The content of one frame."""
 
     stats: Stats
     running: list[Job]
@@ -56,18 +56,18 @@ class Picture:
 
     @property
     def now(self) -> Instant:
-        """The store's time when it was read."""
+        """The store's time of the frame."""
         return parse_instant(self.stats.at)
 
 
 async def top(
     session: Session,
-    once: Annotated[bool, typer.Option("--once", help="Write one frame and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Write one frame and exit.")] = False,
     every: Annotated[
-        float, typer.Option("--every", metavar="SECONDS", min=0.2, max=3_600, help="How often to look.")
+        float, typer.Option("--every", metavar="SECONDS", min=0.2, max=3_600, help="Refresh interval.")
     ] = FRAME_S,
 ) -> None:
-    """Show what is happening, live: health, queues, running jobs, what comes next, what needs you.
+    """Show the status live: health, queues, running jobs, coming runs, alerts.
 
     q or Ctrl-C leaves. In a pipe, or with --once, it writes one frame.
     """
@@ -79,7 +79,7 @@ async def top(
 
 
 async def gather(operations: Operations) -> Picture:
-    """Read what one frame shows."""
+    """Read the content of one frame."""
     stats = await operations.monitoring.stats()
     if stats.tenant is not None:
         raise Denied("this shows what concerns all tenants; a token for all of them is needed")
@@ -108,7 +108,7 @@ async def _live(operations: Operations, every: float) -> None:
     leaving = asyncio.Event()
     picture: Picture | None = None
     with (
-        suppress(asyncio.CancelledError),  # Ctrl-C is a way out like any other.
+        suppress(asyncio.CancelledError),  # Ctrl-C is a normal exit.
         _keys(leaving),
         Live(console=screen, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
     ):
@@ -126,7 +126,7 @@ async def _live(operations: Operations, every: float) -> None:
 
 @contextmanager
 def _keys(leaving: asyncio.Event) -> Iterator[None]:
-    """Hear single keys: q and Escape leave. Where no terminal can be read, Ctrl-C remains."""
+    """Read single keys: q and Escape exit. Without a terminal for input, only Ctrl-C does."""
     try:
         import termios
         import tty
@@ -155,11 +155,11 @@ def _keys(leaving: asyncio.Event) -> Iterator[None]:
         termios.tcsetattr(where, termios.TCSADRAIN, before)
 
 
-# --- the picture
+# --- drawing
 
 
 def health(stats: Stats) -> str:
-    """Say in one sentence how things are."""
+    """Describe the health in one sentence."""
     late, total = stats.schedules.late, stats.schedules.total - stats.schedules.paused
     if not total:
         schedules = "no schedules"
@@ -181,7 +181,7 @@ def _names(stats: Stats) -> dict[str, str]:
 
 
 def frame(picture: Picture, width: int, height: int, *, keys: str = KEYS) -> list[Line]:
-    """Draw a frame that fits: sections get their lines in the order of their weight."""
+    """Draw a frame that fits: sections get their lines by priority."""
     top_lines = _head(picture, width, keys)
     needs = _needs(picture, width)
     room = height - len(top_lines) - (1 + len(needs) if needs else 0)
@@ -202,7 +202,7 @@ def frame(picture: Picture, width: int, height: int, *, keys: str = KEYS) -> lis
 
 
 def _shared(sections: Sequence[tuple[str, list[Line], int]], room: int) -> list[list[Line]]:
-    """Share lines out: everybody gets a few, who needs less gives the rest to the others, running jobs first."""
+    """Distribute lines: each section gets a few, and unused ones go to the others, running jobs first."""
     wanted = {name: len(lines) for name, lines, _ in sections}
     given = {name: min(wanted[name], least) for name, _, least in sections}
     for name in ("next", "queues"):  # On a very small terminal some must go.
@@ -248,7 +248,7 @@ def _workers(workers: Sequence[Worker]) -> str:
 
 
 def _spread(left: str, right: str, width: int) -> str:
-    """Return what stands right of a text, so that it ends where the line does."""
+    """Return a piece that is right-aligned after a text."""
     return " " * max(2, width - len(left) - len(right)) + right
 
 
@@ -288,7 +288,7 @@ def _running_lines(picture: Picture, width: int) -> list[Line]:
 
 
 def _job_line(job: Job, now: Instant, names: dict[str, str], task_width: int, width: int) -> Line:
-    """Draw one job: the id whole, for it is what other commands want; the rest as far as there is room."""
+    """Draw one job: the complete id, which other commands need; the rest as far as there is room."""
     detail = job.detail or Detail()
     left = "" if job.eta_seconds is None else f"{span(job.eta_seconds * SECOND)} left"
     bar_width = max(BAR_WIDTH_MIN, min(BAR_WIDTH, width - task_width - 56))
@@ -341,7 +341,7 @@ def _rounded(duration: int) -> int:
 
 
 def _needs(picture: Picture, width: int) -> list[Line]:
-    """Say what needs somebody; where it is long the text is cut, never the command."""
+    """Draw an alert; if it is too long, the text is truncated, never the command."""
     found = list(attention(picture.stats))
     if not found:
         return []

@@ -1,10 +1,10 @@
-"""Watching one job: its steps, a bar, how fast it is and how long it will take, until it has ended.
+"""Watch one job until it has ended: its steps, a progress bar, the speed and the time left.
 
-`sights` looks at the job a few times a second, also before it has begun, and survives a store that is away for a while.
-What is seen is drawn on a terminal, told in lines in a pipe (only what is worth one), or written as JSON, one object
-per change. Who stops watching stops nothing else.
+`sights` reads the job a few times a second, also before it has started, and survives an outage of the store. On a
+terminal the job is drawn, in a pipe notable changes are printed as lines, and with --json every change is an object.
+Stopping the watch does not affect the job.
 
-`frame` is pure: a sight and the room there is give lines of pieces, each with the meaning of its colour.
+`frame` is pure: it turns a sight and the size of the terminal into lines of styled pieces.
 """
 
 import asyncio
@@ -35,8 +35,8 @@ INTERRUPTED: Final = 130
 FAILED: Final = 1
 
 LOOK_S: Final = 0.25
-CHANGE_WITHIN: Final = "500ms"  # So long a look waits for a change.
-AROUND_EVERY: Final = SECOND  # Why a job waits takes more than one statement to find out.
+CHANGE_WITHIN: Final = "500ms"  # How long a read waits for a change.
+AROUND_EVERY: Final = SECOND  # The explanation of a waiting job takes several statements.
 STORE_AWAY_S_MAX: Final = 120.0
 LINE_EVERY: Final = 10 * SECOND
 LINE_POINTS: Final = 10
@@ -49,7 +49,7 @@ LEAVE: Final = "Ctrl-C stops watching, not the job"
 Line = list[tuple[str, str]]
 _NOTHING_SAID: Final = Detail()
 
-# What a terminal shows that knows no more than ASCII.
+# For terminals with ASCII only.
 _ASCII: Final = str.maketrans(
     {"━": "#", "╸": ">", "─": "-", "✓": "+", "✗": "x", "▸": ">", "·": "-", "…": "~", "—": "-"}
 )
@@ -57,7 +57,7 @@ _ASCII: Final = str.maketrans(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """A job as it was seen at one time."""
+    """A snapshot of a job."""
 
     job: Job
     now: Instant
@@ -68,7 +68,7 @@ class Sight:
 
 
 class _Looker:
-    """Looks at one job, and around it no more often than it changes."""
+    """Reads one job, and its explanation only when the job changes."""
 
     def __init__(self, operations: Operations, job_id: str) -> None:
         self._operations = operations
@@ -81,7 +81,7 @@ class _Looker:
         self._looked_at: Instant = 0
 
     async def look(self) -> Sight:
-        """Return the job as it is, the second time as soon as it has changed."""
+        """Return the current job; from the second call on, as soon as it has changed."""
         job = self._job = await self._read()
         now = self._operations.now
         if job.status is Status.RUNNING and job.node is not None and job.node not in self._names:
@@ -104,14 +104,14 @@ class _Looker:
 
 
 async def node_names(operations: Operations) -> dict[str, str]:
-    """Return what people call the nodes that are known; who sees one tenant only does not hear of them."""
+    """Return the names of the known nodes; callers of one tenant do not see them."""
     with suppress(Denied):
         return {node.id: node.name async for node in pages(operations.nodes.list, gone=True)}
     return {}
 
 
 async def sights(operations: Operations, job_id: str) -> AsyncIterator[Sight]:
-    """Look at a job until it has ended; the last sight is of its end."""
+    """Yield snapshots of a job until it has ended; the last one is of its end."""
     looker, clock = _Looker(operations, job_id), operations.clock
     sight: Sight | None = None
     away_since: float | None = None
@@ -131,19 +131,19 @@ async def sights(operations: Operations, job_id: str) -> AsyncIterator[Sight]:
 
 
 async def wait(operations: Operations, job_id: str) -> Job:
-    """Wait for the end of a job, without a word."""
+    """Wait for the end of a job silently."""
     async for sight in sights(operations, job_id):
         last = sight.job
     return last
 
 
 def code_of(job: Job) -> int:
-    """Return the exit code that tells how a job has ended."""
+    """Return the exit code for the status of a finished job."""
     return 0 if job.status is Status.COMPLETED else FAILED
 
 
 async def watch(session: Session, operations: Operations, job_id: str, *, timeout_s: float | None = None) -> int:
-    """Show a job until it has ended and return the exit code that tells how; raise `TimeoutError` if that is late."""
+    """Show a job until it has ended and return the exit code; raise `TimeoutError` if that takes too long."""
     show = _show_json if session.as_json else _show_live if session.out.on_terminal else _show_lines
     last: list[Sight] = []
     try:
@@ -151,14 +151,14 @@ async def watch(session: Session, operations: Operations, job_id: str, *, timeou
             await show(session, _noted(sights(operations, job_id), last))
     except TimeoutError:
         raise TimeoutError(_late(job_id, last)) from None
-    except asyncio.CancelledError:  # Ctrl-C. Handled here, it ends the command in good order.
+    except asyncio.CancelledError:  # Ctrl-C: end the command cleanly.
         session.out.note(clean(f"stopped watching; {goes_on(last[0].job) if last else job_id}"))
         return INTERRUPTED
     return code_of(last[0].job)
 
 
 async def stay(session: Session, operations: Operations, job_id: str, *, draws: bool, timeout_s: float | None) -> int:
-    """Stay with a job until it has ended: drawing, or silent and with its end printed. Return the exit code."""
+    """Watch a job until it has ended, or wait silently and print its end. Return the exit code."""
     if draws:
         return await watch(session, operations, job_id, timeout_s=timeout_s)
     try:
@@ -175,7 +175,7 @@ async def stay(session: Session, operations: Operations, job_id: str, *, draws: 
 
 
 async def tell(session: Session, job: Job, operations: Operations) -> None:
-    """Write one job in one line, or as JSON."""
+    """Print one job in one line, or as JSON."""
     why = (await operations.jobs.why(job.id)).why
     if session.as_json:
         session.out.json(msgspec.structs.replace(job, why=why))
@@ -194,7 +194,7 @@ def _late(job_id: str, last: Sequence[Sight]) -> str:
 
 
 def goes_on(job: Job) -> str:
-    """Say that nothing but the watching has stopped."""
+    """Return the message that only the watching has stopped."""
     return f"{job.id} goes on ({job.status}, {job.progress}%); see it again: headway jobs watch {job.id}"
 
 
@@ -227,7 +227,7 @@ def _tries(job: Job) -> str:
 
 
 def is_news(told: Sight, sight: Sight) -> bool:
-    """Say whether a sight is worth a line after the one that was told last."""
+    """Return whether a sight is worth a line after the last one printed."""
     before, job = told.job, sight.job
     if (before.status, before.attempts, told.trouble) != (job.status, job.attempts, sight.trouble):
         return True
@@ -239,7 +239,7 @@ def is_news(told: Sight, sight: Sight) -> bool:
 
 
 def news(sight: Sight) -> str:
-    """Write a sight in one line."""
+    """Format a sight in one line."""
     job, detail = sight.job, _detail(sight.job)
     at = utc(sight.now // MILLISECOND // 1_000 * SECOND, fine=True)
     head = f"{at}  {job.id}  {job.status}"
@@ -266,7 +266,7 @@ async def _show_live(session: Session, seen: AsyncIterator[Sight]) -> None:
 
 
 def painted(lines: Sequence[Line], encoding: str = "utf-8") -> "Text":
-    """Turn lines of pieces into what rich draws; too long ones are cut, as a moving picture must not wrap."""
+    """Convert lines of pieces for rich; long ones are truncated, since a live view must not wrap."""
     from rich.text import Text
 
     table = {} if encoding.lower().startswith("utf") else _ASCII
@@ -279,11 +279,11 @@ def painted(lines: Sequence[Line], encoding: str = "utf-8") -> "Text":
     return text
 
 
-# --- the picture
+# --- drawing
 
 
 def frame(sight: Sight, width: int = 100, height: int = 40) -> list[Line]:
-    """Draw a job: who it is, what it is at, how long it takes."""
+    """Draw a job: its identity, its current step and its times."""
     job = sight.job
     lines = [_head(sight), *_body(sight, width, height)]
     if job.status.is_final:
@@ -297,7 +297,7 @@ def frame(sight: Sight, width: int = 100, height: int = 40) -> list[Line]:
 
 
 def _whole(duration: Duration) -> Duration:
-    """Without fractions of a second, which only flicker."""
+    """Drop fractions of a second, which only flicker."""
     return max(0, duration) // SECOND * SECOND
 
 
@@ -340,7 +340,7 @@ def _name_width(detail: Detail) -> int:
 
 
 def _folded(steps: Sequence[Step], room: int) -> list[Step]:
-    """Keep what fits around the step that runs; what is left out is counted."""
+    """Keep the steps that fit around the running one, and count the others."""
     room = max(room, 5)
     if len(steps) <= room:
         return list(steps)
@@ -380,7 +380,7 @@ def _step_line(step: Step, sight: Sight, width: int, name_width: int, *, ended: 
 
 
 def _whole_line(sight: Sight, width: int) -> Line:
-    """Draw how far the whole job is."""
+    """Draw the progress of the whole job."""
     left = _left(sight)
     return [
         ("  ", ""),
@@ -418,7 +418,7 @@ def _seconds_left(sight: Sight) -> int | None:
 
 
 def _counts(sight: Sight, *, eta: bool = True) -> str:
-    """Write `1,310/2,016 · 42/s · 17s left`; the last only while the job is not later than it has said."""
+    """Format `1,310/2,016 · 42/s · 17s left`; the last part only while the estimate is in the future."""
     detail = _detail(sight.job)
     if detail.done is UNSET:
         return ""
@@ -433,7 +433,7 @@ def _counts(sight: Sight, *, eta: bool = True) -> str:
 
 
 def rate_text(per_second: float) -> str:
-    """Write how fast it goes, in the unit that has digits before the point: `42/s`, `3/min`."""
+    """Format the rate, in the unit that has digits before the point: `42/s`, `3/min`."""
     if per_second >= 10:
         return f"{per_second:,.0f}/s"
     if per_second >= 1:
@@ -469,7 +469,7 @@ def _end(sight: Sight) -> list[Line]:
         return [[("— CANCELLED", "quiet"), (f"  {sight.why}", "")]]
     error = None if job.error is None else error_words(job.error.type, job.error.message)
     lines = [[(f"✗ {job.status}", "bad"), (f"  {error or sight.why}", "")]]
-    return [*lines, [(f"headway jobs show {job.id} tells more, headway jobs retry {job.id} runs it again", "quiet")]]
+    return [*lines, [(f"details: headway jobs show {job.id} · run it again: headway jobs retry {job.id}", "quiet")]]
 
 
 def _took(job: Job) -> str:

@@ -1,4 +1,4 @@
-"""`headway webhooks`: which URLs are notified when jobs end, and the messages that were sent."""
+"""`headway webhooks`: URLs that are notified when jobs end, and the messages to them."""
 
 from typing import Annotated, cast
 
@@ -33,7 +33,7 @@ async def list_(
     if session.as_json:
         session.out.json(found)
     elif not found:
-        session.out.say("no webhooks; `headway webhooks add URL` adds one")
+        session.out.say("no webhooks; add one with `headway webhooks add URL`")
     else:
         columns = [
             Column("id"),
@@ -60,11 +60,12 @@ async def add(
         list[str] | None, typer.Option("--event", metavar="EVENT", help=f"{', '.join(EVENTS)} or *; repeatable.")
     ] = None,
     tenant: Annotated[
-        str, typer.Option("--tenant", metavar="TENANT", help="Whose jobs; * for all tenants that you may see.")
+        str,
+        typer.Option("--tenant", metavar="TENANT", help="The tenant of the jobs; * for all tenants that you may see."),
     ] = ALL_TENANTS,
     note: Annotated[str, typer.Option("--note", metavar="TEXT", help="What it is for.")] = "",
 ) -> None:
-    """Notify a URL when jobs end. Shows the secret that signs the messages, only this once."""
+    """Notify a URL when jobs end. Shows the secret for the signatures, only this once."""
     check_url(url, "URL")
     whose = None if tenant == ALL_TENANTS else tenant
     async with session.operations("create") as operations:
@@ -91,14 +92,14 @@ async def remove(session: Session, webhook_id: IdArgument) -> None:
 
 @command(app)
 async def disable(session: Session, webhook_id: IdArgument) -> None:
-    """Stop notifying it for now; pending messages wait, for a day at most."""
+    """Disable a webhook; pending messages wait, for a day at most."""
     async with session.operations() as operations:
         _tell(session, await operations.webhooks.change(webhook_id, enabled=False), "is off")
 
 
 @command(app)
 async def enable(session: Session, webhook_id: IdArgument) -> None:
-    """Notify it again of jobs that end from now on."""
+    """Enable a webhook, for jobs that end from now on."""
     async with session.operations() as operations:
         _tell(session, await operations.webhooks.change(webhook_id, enabled=True), "is on")
 
@@ -115,10 +116,13 @@ async def rotate(
     session: Session,
     webhook_id: IdArgument,
     keep: Annotated[
-        str, typer.Option("--keep", metavar="TIME", help="How long the old secret signs, too; 0s if it has leaked.")
+        str,
+        typer.Option(
+            "--keep", metavar="TIME", help="How long messages are signed with the old secret too; 0s if it has leaked."
+        ),
     ] = KEEP_DEFAULT,
 ) -> None:
-    """Make a new secret and show it, only this once. `callbacks:TENANT` signs for the callback_url of jobs."""
+    """Create a new secret and show it, only this once. `callbacks:TENANT` is for the callback_url of jobs."""
     check_keep(keep, "--keep")
     async with session.operations() as operations:
         webhook = await operations.webhooks.rotate(webhook_id, keep=keep)
@@ -133,7 +137,7 @@ async def send_test(
         str | None, typer.Option("--url", metavar="URL", help="Where to send it; only for callbacks:TENANT.")
     ] = None,
 ) -> int:
-    """Send a test message, once, from this machine (or from the server); exit with 1 if it does not arrive."""
+    """Send a test message, once, from this machine (or from the server); exit code 1 if it does not arrive."""
     if url is not None:
         check_url(url, "--url")
     async with session.operations() as operations:
@@ -196,7 +200,7 @@ def _delivery_row(delivery: Delivery, now: Instant) -> tuple[object, ...]:
 
 
 def _last(delivery: Delivery) -> str:
-    """Say how the last try went."""
+    """Describe the last attempt."""
     if not delivery.outcomes:
         return ""
     last = delivery.outcomes[-1]
@@ -208,7 +212,7 @@ async def replay(
     session: Session,
     delivery_id: Annotated[str, typer.Argument(metavar="ID", help="The id of the message, as `deliveries` shows it.")],
 ) -> None:
-    """Send a message again, under the same id; the API processes send it."""
+    """Send a message again, with the same id; the API processes send it."""
     async with session.operations() as operations:
         delivery = await operations.deliveries.replay(delivery_id)
     if session.as_json:

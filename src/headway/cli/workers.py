@@ -18,12 +18,12 @@ LOOK_S: Final = 0.5
 INTERRUPTED: Final = 130
 NAMES_SHOWN: Final = 5
 
-app = new_group(help="List workers, and have one finish what it runs and leave.")
+app = new_group(help="List workers, and drain one.")
 
 
 @command(app, "list")
 async def list_(session: Session) -> None:
-    """List the workers that are alive."""
+    """List the live workers."""
     async with session.operations() as operations:
         found, now = [worker async for worker in pages(operations.workers.list)], operations.now
     if session.as_json:
@@ -42,7 +42,7 @@ async def list_(session: Session) -> None:
     if found:
         session.out.table(columns, [_row(worker, now) for worker in found])
     else:
-        session.out.say("no worker is alive; `headway worker --app MODULE:APP` starts one")
+        session.out.say("no worker is alive; start one with `headway worker --app MODULE:APP`")
 
 
 def _row(worker: Worker, now: Instant) -> tuple[object, ...]:
@@ -64,7 +64,7 @@ def _row(worker: Worker, now: Instant) -> tuple[object, ...]:
 async def drain(
     session: Session,
     worker: Annotated[str, typer.Argument(metavar="NAME|ID", help="The name of the worker, or its id.")],
-    wait: Annotated[bool, typer.Option("--wait", help="Return when it has gone.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when it has exited.")] = False,
     timeout: TimeoutOption = None,
 ) -> int:
     """Drain a worker: it takes no more jobs, finishes or hands back what it runs, and leaves."""

@@ -1,4 +1,4 @@
-"""Headway from anywhere, over HTTP: `Client` for scripts and threads, `AsyncClient` for asyncio, with the same names.
+"""The HTTP client: `Client` for scripts and threads, `AsyncClient` for asyncio, with the same methods.
 
     from headway.client import Client
 
@@ -8,8 +8,8 @@
             print(event.kind, event.data.get("progress"))
         print(client.wait(job["id"]))
 
-What comes back are the JSON objects of the API. What goes wrong is raised as the errors of `headway.core.errors`. A
-call whose answer is lost is made again where that is safe. For a job it is: it gets an idempotency key if it has none.
+Calls return the JSON objects of the API and raise the errors of `headway.core.errors`. A call whose response is lost is
+repeated if that is safe. Enqueuing a job is safe: the job gets an idempotency key if it has none.
 """
 
 import ssl
@@ -26,7 +26,7 @@ __all__ = ["AsyncClient", "Client", "Event"]
 
 
 class Client(Calls[BlockingWire]):
-    """Talks to the API and blocks meanwhile. Threads may share one.
+    """A blocking client of the API. Threads may share one.
 
     `timeout` is how long one request may take, `retry_for` how long to try again in all.
     """
@@ -57,7 +57,7 @@ class Client(Calls[BlockingWire]):
 
 
 class AsyncClient(Calls[AwaitingWire]):
-    """Talks to the API in a running loop; every call is to be awaited, or iterated with `async for`.
+    """An asynchronous client of the API; await every call, or iterate over it with `async for`.
 
     `timeout` is how long one request may take, `retry_for` how long to try again in all.
     """

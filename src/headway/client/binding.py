@@ -30,14 +30,14 @@ W_co = TypeVar("W_co", bound=BlockingWire | AwaitingWire, covariant=True)
 
 
 class Group(Generic[W_co]):
-    """Some calls, and what carries them out."""
+    """A group of calls, and the transport that executes them."""
 
     def __init__(self, wire: W_co) -> None:
         self._wire = wire
 
 
 class operation(Generic[P, T]):
-    """Makes a method of a call that has one result."""
+    """Turns a call with one result into a method."""
 
     def __init__(self, plan: Callable[Concatenate[Any, P], Steps[T]]) -> None:
         self._plan = plan
@@ -55,7 +55,7 @@ class operation(Generic[P, T]):
 
 
 class listing(Generic[P, T]):
-    """Makes a method of a call that gives one thing after the other."""
+    """Turns a call that yields items into a method that returns an iterator."""
 
     def __init__(self, plan: Callable[Concatenate[Any, P], Flow[T]]) -> None:
         self._plan = plan
@@ -80,7 +80,7 @@ def _bound(plan: Callable[..., Any], group: object, carry_out: Callable[[Any], A
     return call
 
 
-# --- asking
+# --- requests
 
 
 def send(request: Request) -> Steps[Any]:
@@ -100,7 +100,7 @@ def delete(path: str, **meaning: Any) -> Steps[Any]:
 
 
 def pages(path: str, query: Mapping[str, Any], limit: int | None, **meaning: Any) -> Flow[Shape]:
-    """Give what a list has, from the cursor in the query on, page by page, as far as the caller goes on."""
+    """Yield the items of a paginated list, starting at the cursor in the query; read pages as the caller needs them."""
     left, cursor = limit, query.get("cursor")
     while left is None or left > 0:
         size = PAGE if left is None else min(PAGE, left)

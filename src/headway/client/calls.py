@@ -6,8 +6,9 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from headway.client.binding import PAGE, Shapes, W_co, get, items_of, listing, operation, pages
+from headway.client.declared_calls import Queues
 from headway.client.jobs import JobCalls
-from headway.client.operators import Dead, Queues, Tokens, Webhooks, Workers
+from headway.client.operators import Dead, Tokens, Webhooks, Workers
 from headway.client.requests import (
     Flow,
     Request,
@@ -40,12 +41,12 @@ class Calls(JobCalls[W_co]):
 
     @operation
     def nodes(self, *, gone: bool = False) -> Steps[Shapes]:
-        """Return the processes that are alive; with `gone` also those that died without a word within the last day."""
+        """Return the live processes; with `gone` also those that died without signing off within the last day."""
         return items_of(get("/api/nodes", {"gone": gone or None, "limit": PAGE}))
 
     @operation
     def stats(self) -> Steps[Shape]:
-        """Return who leads, who works, what waits, what is late, and what is not as it should be."""
+        """Return the statistics: leader, workers, queues, schedules, dead letters and faults."""
         return get("/api/stats")
 
     @operation
@@ -72,7 +73,7 @@ class Calls(JobCalls[W_co]):
 
     @operation
     def alerts(self) -> Steps[Shapes]:
-        """Return what needs somebody."""
+        """Return the alerts: what needs an operator."""
         return items_of(get("/api/alerts"))
 
     @operation
@@ -84,7 +85,7 @@ class Calls(JobCalls[W_co]):
         since: InstantLike | None = None,
         until: InstantLike | None = None,
     ) -> Steps[Shape]:
-        """Compare the expected instants of every schedule with the recorded ones, of the last day unless you say."""
+        """Compare the expected instants of every schedule with the recorded ones; by default those of the last day."""
         window = {"since": instant_text(since), "until": instant_text(until)}
         return _audit({"schedule": schedule, "tenant": tenant, **window})
 
@@ -112,7 +113,7 @@ class Calls(JobCalls[W_co]):
 
     @operation
     def time(self) -> Steps[Instant | None]:
-        """Return the server's time, cut to the second; None when it does not tell."""
+        """Return the server's time, in whole seconds; None if the response has none."""
         return _time()
 
 
@@ -125,7 +126,7 @@ def _time() -> Steps[Instant | None]:
 
 
 def _audit(query: Mapping[str, Any]) -> Steps[Shape]:
-    """Put the pages of an audit together; all are of the time that the first one was of."""
+    """Join the pages of an audit; all cover the period of the first one."""
     report: Shape | None = None
     cursor = None
     while True:

@@ -1,8 +1,8 @@
-"""Following jobs: streams that are resumed where they were cut, long polls where no stream gets through, and waiting.
+"""Follow jobs: streams that resume after a lost connection, long polling if no stream gets through, and waiting.
 
-A follower sees every event once and in order: what comes again after a connection was cut is recognised by the version
-of the job, or the number of the log line, and left out. Where something may be missing the server says `resync`, and
-the follower is told.
+A follower sees every event once and in order: an event that is repeated after a reconnect is recognised by the version
+of the job, or the number of the log line, and left out. If something may be missing, the server sends `resync`, which
+is passed on to the caller.
 """
 
 from collections import OrderedDict
@@ -37,11 +37,11 @@ from headway.core.backoff import backoff
 from headway.core.errors import HeadwayError, JobFailed, JobNotFound, StoreError
 from headway.core.instants import SECOND, DurationLike, parse_duration
 
-SILENCE_S_MAX: Final = 40.0  # The server says something every 15 s, if only that it is there.
-SILENT_MAX: Final = 2  # So often nothing at all came through: something between us keeps the stream to itself.
+SILENCE_S_MAX: Final = 40.0  # The server sends at least a heartbeat every 15 s.
+SILENT_MAX: Final = 2  # Empty streams in a row before giving up: a proxy probably buffers them.
 POLL_S: Final = 25
-POLL_MORE_S: Final = 20.0  # How much later than promised an answer may come.
-POLL_REST_S: Final = 0.1  # Between two answers, so that a job that reports all the time is not asked all the time.
+POLL_MORE_S: Final = 20.0  # How much later than requested a response may come.
+POLL_REST_S: Final = 0.1  # Rest between two polls, for jobs that report all the time.
 LINES_MAX: Final = 200
 JOBS_KNOWN_MAX: Final = 100_000
 NO_STREAM: Final = frozenset({405, 406, 501})
@@ -52,9 +52,9 @@ FINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMED_OUT"})
 class Event:
     """Something that happened to a job.
 
-    `kind` is status, progress, log, done, or resync: states in between may have been missed. `data` has the fields of
-    the job that change, and at the end of a job that is watched all of them; with log it has `lines`. A `resync` of
-    everything names no job: read anew what you want to know.
+    `kind` is status, progress, log, done, or resync, which means that states in between may have been missed. `data`
+    has the fields of the job that change, and at the end of a watched job all of them; for log it has `lines`. A
+    `resync` of everything names no job: read the jobs again.
     """
 
     kind: str
@@ -69,11 +69,11 @@ class Event:
 
 
 class _NoStream(HeadwayError):
-    """The server, or somebody before it, does not stream."""
+    """The server, or a proxy before it, does not stream."""
 
 
 class _Stream:
-    """A stream of events that goes on where it was cut, as often as it takes."""
+    """A stream of events that resumes after every lost connection."""
 
     def __init__(self, request: Request, terms: Terms) -> None:
         self._request = replace(request, headers={"Accept": "text/event-stream", "Cache-Control": "no-cache"})
@@ -85,7 +85,7 @@ class _Stream:
         self._has_spoken = False
 
     def more(self) -> Steps[list[Message]]:
-        """Return the next messages, whatever happens to the connection meanwhile."""
+        """Return the next messages; reconnect if necessary."""
         while True:
             reader = self._reader or (yield from self._connect())
             chunk: bytes | Unreached = yield Read(SILENCE_S_MAX)
@@ -117,7 +117,7 @@ class _Stream:
             yield Rest(rest_s)
 
     def _cut(self, reader: EventReader, how: bytes | Unreached) -> Steps[None]:
-        """Rest before the next connection; give up on streams that never say a word."""
+        """Rest before the next connection; give up on streams that never deliver anything."""
         assert isinstance(how, Unreached)
         self._reader = None
         self._silent += not self._has_spoken
@@ -131,7 +131,7 @@ class _Stream:
 
 
 class _Known:
-    """What a follower of one job has been told."""
+    """What a follower of one job has received."""
 
     def __init__(self, job_id: str) -> None:
         self._job_id = job_id
@@ -141,7 +141,7 @@ class _Known:
         self.seq = 0
 
     def event(self, message: Message) -> Event | None:
-        """Make an event of a message; None when it says nothing new."""
+        """Convert a message to an event; None if it is not new."""
         data = _data(message)
         if message.event == "gone":
             raise JobNotFound(f"{self._job_id} is gone")
@@ -150,8 +150,8 @@ class _Known:
         return self.state(message.event, data) if message.event in ("status", "progress", "done", "resync") else None
 
     def lines(self, lines: Any) -> Event | None:
-        """Tell lines of the log that were not told before."""
-        # Lines that are told live have no number yet, and come once.
+        """Return an event with the new log lines."""
+        # Live lines have no number yet, and come once.
         new = [line for line in lines or () if (seq := _number(line, "seq")) == 0 or seq > self.seq]
         if not new:
             return None
@@ -159,7 +159,7 @@ class _Known:
         return Event("log", self._job_id, None, {"lines": new})
 
     def state(self, kind: str, data: Shape) -> Event | None:
-        """Tell a state of the job that was not told before."""
+        """Return an event for a new state of the job."""
         version, live = _number(data, "version"), _number(data, "live")
         if (version, live) <= (self.version, self.live) and kind != "done":
             return None
@@ -169,7 +169,7 @@ class _Known:
         return Event(kind, self._job_id, version, data)
 
     def job(self, job: Shape) -> Event | None:
-        """Tell a whole job that was read."""
+        """Return an event for a complete job that was read."""
         if job.get("status") in FINAL:
             return self.state("done", job)
         is_same = self._status == (job.get("status"), job.get("attempts"))
@@ -194,7 +194,7 @@ def watch(job_id: str) -> Flow[Event]:
 
 
 def _poll(job_id: str, known: _Known) -> Flow[Event]:
-    """Follow one job by asking again and again; each answer waits for a change."""
+    """Follow one job by long polling."""
     while True:
         job = yield from long_poll(job_id, known.version, POLL_S, known.live)
         is_behind = True
@@ -211,7 +211,7 @@ def _poll(job_id: str, known: _Known) -> Flow[Event]:
 
 
 def long_poll(job_id: str, version: int, wait_s: float, live: int | None = None) -> Steps[Shape]:
-    """Return the job when it has another version than this one, or says more, or when the time is up."""
+    """Return the job when it has a newer version or live value, or when the time is up (long polling)."""
     waiting = {"wait": f"{max(1, round(wait_s * 1000))}ms", "since": version, "live": live or None} if version else {}
     request = Request(
         method="GET",
@@ -225,7 +225,7 @@ def long_poll(job_id: str, version: int, wait_s: float, live: int | None = None)
 
 
 def lines_after(job_id: str, seq: int) -> Steps[list[Shape]]:
-    """Return lines of a job's log after this one, at most a page of them."""
+    """Return a page of a job's log lines after this one."""
     query = query_of({"cursor": seq or None, "limit": LINES_MAX})
     request = Request(method="GET", path=f"/api/jobs/{part(job_id)}/log", query=query, missing=JobNotFound)
     lines: list[Shape] = read((yield from ask(request)))["items"]
@@ -244,7 +244,7 @@ def stream(filters: Mapping[str, Any]) -> Flow[Event]:
                 if event is not None:
                     yield Give(event)
     except _NoStream:
-        raise StoreError("no stream of events comes through; something between here and the server holds it") from None
+        raise StoreError("no stream of events arrives; a proxy between here and the server may buffer it") from None
 
 
 def _global_event(message: Message, versions: "OrderedDict[str, tuple[int, int]]") -> Event | None:
@@ -281,7 +281,7 @@ def wait(job_id: str, timeout: DurationLike | None = None) -> Steps[Any]:
 
 
 def outcome_of(job: Shape) -> Any:
-    """Return the result of a job that has ended, or raise what has become of it."""
+    """Return the result of a finished job, or raise its error."""
     if job["status"] == "COMPLETED":
         return job["result"]
     error = job.get("error") or {}
@@ -295,7 +295,7 @@ def _data(message: Message) -> Shape:
     except (msgspec.DecodeError, RecursionError):
         data = None
     if not isinstance(data, dict):
-        raise StoreError("the stream has an event that is no JSON object; is this the address of Headway's API?")
+        raise StoreError("the stream has an event that is not a JSON object; is this the address of Headway's API?")
     return data
 
 

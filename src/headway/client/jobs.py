@@ -1,10 +1,12 @@
 """The calls on jobs."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Final, TypedDict, Unpack
 
 from headway.client import follow
-from headway.client.binding import Group, Shapes, W_co, get, items_of, listing, operation, pages, post, require_known
+from headway.client.binding import Shapes, W_co, get, listing, operation, pages, post, require_known
+from headway.client.declared_calls import DeclaredJobs
 from headway.client.follow import Event
 from headway.client.progress_bar import draw
 from headway.client.requests import (
@@ -17,7 +19,6 @@ from headway.client.requests import (
 )
 from headway.core.clock import Clock
 from headway.core.errors import (
-    AlreadyFinal,
     DuplicateKey,
     InvalidTask,
     JobNotFound,
@@ -25,53 +26,42 @@ from headway.core.errors import (
     TaskNotFound,
 )
 from headway.core.instants import SECOND, DurationLike, InstantLike, parse_duration
+from headway.core.jobs import EnqueueOptions
 
 
 def new_key() -> str:
-    """Make a key that nobody else makes, so that a job whose answer was lost is not made twice."""
+    """Make a unique idempotency key, so that a job whose response was lost is not created twice."""
     return _KEYS.new_id("auto")
 
 
 _KEYS: Final = Clock()
 
 
-class EnqueueOptions(TypedDict, total=False):
-    """The options of a job; the server or the task fills in what is left out."""
-
-    delay: DurationLike | None
-    at: InstantLike | None
-    key: str | None
-    queue: str | None
-    priority: int | None
-    tenant: str | None
-    callback_url: str | None
-    max_attempts: int | None
-    timeout: DurationLike | None
-    expires: DurationLike | None
-    tags: Iterable[str] | None
-    metadata: Mapping[str, Any] | None
+_IN_BODY: Final = {"at": "run_at"}  # Options that have another name in the body.
+_WRITERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    **{name: partial(duration_text, what=name) for name in ("delay", "timeout", "expires")},
+    "at": partial(instant_text, what="at"),
+    "tags": list,
+    "metadata": dict,
+}
 
 
 def _job_body(task: str, args: Mapping[str, Any] | None = None, **options: Unpack[EnqueueOptions]) -> Shape:
     require_known(options, EnqueueOptions, "enqueue")
-    key, tags, metadata = options.get("key"), options.get("tags"), options.get("metadata")
-    body = {
+    given = {"key": new_key(), **{name: value for name, value in options.items() if value is not None}}
+    return {
         "type": task,
         "args": dict(args or {}),
-        "delay": duration_text(options.get("delay"), "delay"),
-        "run_at": instant_text(options.get("at"), "at"),
-        "key": new_key() if key is None else key,
-        **{name: options.get(name) for name in ("queue", "priority", "tenant", "callback_url", "max_attempts")},
-        "timeout": duration_text(options.get("timeout"), "timeout"),
-        "expires": duration_text(options.get("expires"), "expires"),
-        "tags": None if tags is None else list(tags),
-        "metadata": None if metadata is None else dict(metadata),
+        **{_IN_BODY.get(name, name): _WRITERS.get(name, _as_is)(value) for name, value in given.items()},
     }
-    return {name: value for name, value in body.items() if value is not None}
+
+
+def _as_is(value: Any) -> Any:
+    return value
 
 
 class JobFilters(TypedDict, total=False):
-    """Which jobs; the names are those of the API."""
+    """Filters of jobs, with the names of the API."""
 
     status: str | None
     type: str | None
@@ -89,14 +79,14 @@ class JobFilters(TypedDict, total=False):
     q: str | None
 
 
-class JobCalls(Group[W_co]):
-    """Enqueue jobs, look at them, follow them, act on them."""
+class JobCalls(DeclaredJobs[W_co]):
+    """Enqueue, read, follow, cancel and retry jobs."""
 
     @operation
     def enqueue(
         self, task: str, args: Mapping[str, Any] | None = None, **options: Unpack[EnqueueOptions]
     ) -> Steps[Shape]:
-        """Enqueue a job; it is durable when this returns. A job without a key gets one, so no retry makes a second."""
+        """Enqueue a job; it is durable when this returns. Without a key it gets one, so retries create no duplicate."""
         return _enqueue(_job_body(task, args, **options))
 
     @operation
@@ -106,7 +96,7 @@ class JobCalls(Group[W_co]):
 
     @operation
     def job(self, job_id: str) -> Steps[Shape]:
-        """Return a job, and why it is where it is."""
+        """Return a job with the explanation of its state."""
         return get(_job(job_id), missing=JobNotFound)
 
     @listing
@@ -133,9 +123,9 @@ class JobCalls(Group[W_co]):
         reason: str = "",
         **filters: Unpack[JobFilters],
     ) -> Steps[Shape]:
-        """Run many jobs that have ended once more, oldest first: those with these ids, or those that match.
+        """Run many finished jobs again, oldest first: those with these ids, or those that match.
 
-        The filters are those of `jobs`. What was retried already is left alone; with `dry_run` it only counts.
+        The filters are those of `jobs`. Jobs that were already retried are left alone; with `dry_run` it only counts.
         """
         return _many("retry", ids, filters, dry_run, limit, reason)
 
@@ -150,7 +140,7 @@ class JobCalls(Group[W_co]):
         reason: str = "",
         **filters: Unpack[JobFilters],
     ) -> Steps[Shape]:
-        """End many jobs, or have them stop, oldest first: those with these ids, or those that match."""
+        """Cancel many jobs, oldest first: those with these ids, or those that match. Running ones are asked to stop."""
         return _many("cancel", ids, filters, dry_run, limit, reason)
 
     @operation
@@ -162,53 +152,33 @@ class JobCalls(Group[W_co]):
         return get("/api/jobs/latest", query, missing=JobNotFound)
 
     @operation
-    def cancel(self, job_id: str, *, reason: str = "") -> Steps[Shape]:
-        """End a job that has not begun; ask one that runs to stop."""
-        return post(_job(job_id, "cancel"), {"reason": reason}, missing=JobNotFound, conflict=AlreadyFinal)
-
-    @operation
     def retry(self, job_id: str, *, args: Mapping[str, Any] | None = None) -> Steps[Shape]:
-        """Run a job that has ended once more, as a new job that is linked to it, perhaps with other arguments."""
+        """Run a finished job again, as a new job that is linked to it, perhaps with other arguments."""
         body = None if args is None else {"args": dict(args)}
         return post(_job(job_id, "retry"), body, missing=JobNotFound, conflict=NotFinal, invalid=InvalidTask)
 
-    @operation
-    def why(self, job_id: str) -> Steps[Shape]:
-        """Say why a job is where it is, with the evidence."""
-        return get(_job(job_id, "why"), missing=JobNotFound)
-
-    @operation
-    def attempts(self, job_id: str) -> Steps[Shapes]:
-        """Return the attempts of a job that have ended."""
-        return items_of(get(_job(job_id, "attempts"), missing=JobNotFound))
-
-    @operation
-    def history(self, job_id: str) -> Steps[Shapes]:
-        """Return what has happened to a job, oldest first."""
-        return items_of(get(_job(job_id, "history"), missing=JobNotFound))
-
     @listing
     def log(self, job_id: str, *, after: int = 0, limit: int | None = None, newest_first: bool = False) -> Flow[Shape]:
-        """Iterate over the lines that a job has logged, oldest first, from the one behind number `after` on.
+        """Iterate over the log lines of a job, oldest first, starting after line number `after`.
 
-        With `newest_first` the other way round: then `after` is the number of the line before which to begin.
+        With `newest_first` the order is reversed, and it starts before line number `after`.
         """
         query = {"cursor": after or None, "order": "desc" if newest_first else None}
         return pages(_job(job_id, "log"), query, limit, missing=JobNotFound)
 
     @operation
     def wait(self, job_id: str, timeout: DurationLike | None = None) -> Steps[Any]:
-        """Wait until a job has ended; return its result, or raise `JobFailed` (`TimeoutError` when time is up)."""
+        """Wait until a job has ended; return its result, or raise `JobFailed` (or `TimeoutError` after `timeout`)."""
         return follow.wait(job_id, timeout)
 
     @operation
     def changed(self, job_id: str, version: int, wait: DurationLike = "25s") -> Steps[Shape]:
-        """Return a job as soon as it has another version than this one, or as it is when the time is up."""
+        """Return a job as soon as it has another version than this one, or unchanged when the time is up."""
         return follow.long_poll(job_id, version, parse_duration(wait, what="wait") / SECOND)
 
     @listing
     def watch(self, job_id: str) -> Flow[Event]:
-        """Iterate over what happens to a job until it has ended; survives cut connections and restarted servers."""
+        """Iterate over the events of a job until it has ended; survives lost connections and restarted servers."""
         return follow.watch(job_id)
 
     @operation
@@ -228,9 +198,9 @@ class JobCalls(Group[W_co]):
         tag: str | None = None,
         key: str | None = None,
     ) -> Flow[Event]:
-        """Iterate over what happens to all jobs that match, without end.
+        """Iterate over the events of all jobs that match, without end.
 
-        An event `resync` says that something may have been missed: read anew what you want to know.
+        An event `resync` means that events may have been missed: read the jobs again.
         """
         query = {"status": status, "type": type, "queue": queue, "tenant": tenant, "schedule": schedule}
         return follow.stream({**query, "tag": tag, "key": key})
@@ -248,7 +218,7 @@ def _many(
 ) -> Steps[Shape]:
     chosen = None if ids is not None and not filters else _job_filters(filters)
     body = {"filter": chosen, "ids": None if ids is None else [*ids], "dry_run": dry_run, "limit": limit}
-    # With ids it is the same twice; with a filter and a limit the second time would take the next ones.
+    # With ids it is idempotent; with a filter and a limit, a repetition would take the next jobs.
     return post(f"/api/jobs/{verb}", {**body, "reason": reason}, is_keyed=dry_run or ids is not None)
 
 

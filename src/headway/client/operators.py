@@ -1,9 +1,10 @@
-"""The calls on queues, workers, dead letters, tokens and webhooks."""
+"""The calls on workers, dead letters, tokens and webhooks."""
 
 from collections.abc import Iterable
 from typing import TypedDict, Unpack
 
 from headway.client.binding import Group, W_co, delete, get, listing, operation, pages, post, require_known, send
+from headway.client.declared_calls import DeclaredWebhooks, DeclaredWorkers
 from headway.client.requests import (
     Flow,
     Request,
@@ -14,48 +15,23 @@ from headway.client.requests import (
     part,
 )
 from headway.core.errors import (
-    InvalidTask,
     JobNotFound,
     NotFinal,
 )
 from headway.core.instants import DurationLike
 
 
-class Queues(Group[W_co]):
-    """Queues: what waits where, and their taps."""
-
-    @listing
-    def list(self, *, limit: int | None = None) -> Flow[Shape]:
-        """Iterate over the queues in which anything waits or runs, and those that are paused."""
-        return pages("/api/queues", {}, limit)
-
-    @operation
-    def pause(self, name: str, *, reason: str = "") -> Steps[Shape]:
-        """Take nothing more from a queue; what runs goes on, and what comes waits."""
-        return post(f"/api/queues/{part(name)}/pause", {"reason": reason}, invalid=InvalidTask)
-
-    @operation
-    def resume(self, name: str) -> Steps[Shape]:
-        """Take from a queue again."""
-        return post(f"/api/queues/{part(name)}/resume", invalid=InvalidTask)
-
-
-class Workers(Group[W_co]):
-    """Workers: who runs jobs."""
-
-    @listing
-    def list(self, *, limit: int | None = None) -> Flow[Shape]:
-        """Iterate over the workers that are alive."""
-        return pages("/api/workers", {}, limit)
+class Workers(DeclaredWorkers[W_co]):
+    """Workers: list and drain them."""
 
     @operation
     def drain(self, name: str) -> Steps[Shape]:
-        """Have a worker, by name or id, take no more jobs and leave when it has finished."""
+        """Drain a worker, by name or id: it takes no more jobs and exits when its jobs have finished."""
         return post(f"/api/workers/{part(name)}/drain")
 
 
 class DeadLetterFilters(TypedDict, total=False):
-    """Which dead letters; `error` is a type, or an error whose numbers and ids may differ."""
+    """Filters of dead letters; `error` is a type, or an error whose numbers and ids may differ."""
 
     type: str | None
     queue: str | None
@@ -65,7 +41,7 @@ class DeadLetterFilters(TypedDict, total=False):
 
 
 class Dead(Group[W_co]):
-    """Dead letters: jobs that have failed for good and that nobody has looked at yet."""
+    """Dead letters: jobs that failed for good and await review."""
 
     @listing
     def list(
@@ -85,12 +61,12 @@ class Dead(Group[W_co]):
 
     @operation
     def retry(self, job_id: str) -> Steps[Shape]:
-        """Run a dead letter once more, as a new job."""
+        """Retry a dead letter, as a new job."""
         return post(f"/api/dead/{part(job_id)}/retry", missing=JobNotFound, conflict=NotFinal)
 
     @operation
     def drop(self, job_id: str) -> Steps[Shape]:
-        """Take a dead letter off the list; the job stays in the history."""
+        """Drop a dead letter; the job stays in the history."""
         return post(f"/api/dead/{part(job_id)}/drop", missing=JobNotFound, conflict=NotFinal)
 
     @operation
@@ -103,7 +79,7 @@ class Dead(Group[W_co]):
         limit: int | None = None,
         **filters: Unpack[DeadLetterFilters],
     ) -> Steps[Shape]:
-        """Run dead letters once more, oldest first: those with these ids, those that match, or everything."""
+        """Retry dead letters, oldest first: those with these ids, those that match, or all."""
         return _letters("retry", ids, filters, everything, dry_run, limit)
 
     @operation
@@ -116,7 +92,7 @@ class Dead(Group[W_co]):
         limit: int | None = None,
         **filters: Unpack[DeadLetterFilters],
     ) -> Steps[Shape]:
-        """Take dead letters off the list: those with these ids, those that match, or everything."""
+        """Drop dead letters: those with these ids, those that match, or all."""
         return _letters("drop", ids, filters, everything, dry_run, limit)
 
 
@@ -134,18 +110,18 @@ def _letters(
 
 
 class Tokens(Group[W_co]):
-    """Tokens: who may ask."""
+    """Tokens for the API."""
 
     @listing
     def list(self, *, limit: int | None = None) -> Flow[Shape]:
-        """Iterate over tokens; their values are not kept anywhere."""
+        """Iterate over tokens; their values are not stored."""
         return pages("/api/tokens", {}, limit)
 
     @operation
     def create(
         self, name: str, *, role: str, tenant: str | None = None, expires_in: DurationLike | None = None
     ) -> Steps[Shape]:
-        """Make a token; its value is in the answer, this once."""
+        """Create a token; only this response contains its value."""
         body = {"name": name, "role": role, "tenant": tenant, "expires_in": duration_text(expires_in, "expires_in")}
         return post("/api/tokens", body)
 
@@ -155,13 +131,8 @@ class Tokens(Group[W_co]):
         return delete(f"/api/tokens/{part(token_id)}")
 
 
-class Webhooks(Group[W_co]):
-    """Webhooks: who is told when jobs end, and what was told."""
-
-    @listing
-    def list(self, *, limit: int | None = None) -> Flow[Shape]:
-        """Iterate over webhooks."""
-        return pages("/api/webhooks", {}, limit)
+class Webhooks(DeclaredWebhooks[W_co]):
+    """Webhooks: URLs that are notified when jobs end, and the deliveries to them."""
 
     @operation
     def get(self, webhook_id: str) -> Steps[Shape]:
@@ -172,7 +143,7 @@ class Webhooks(Group[W_co]):
     def create(
         self, url: str, *, events: Iterable[str] | None = None, note: str = "", tenant: str | None = None
     ) -> Steps[Shape]:
-        """Have a URL told when jobs end; the secret that signs is in the answer."""
+        """Notify a URL when jobs end; only this response contains the secret for the signatures."""
         told = None if events is None else [*events]
         return post("/api/webhooks", {"url": url, "events": told, "note": note, "tenant": tenant})
 
@@ -186,7 +157,7 @@ class Webhooks(Group[W_co]):
         note: str | None = None,
         enabled: bool | None = None,
     ) -> Steps[Shape]:
-        """Change a webhook; what is left out stays."""
+        """Change a webhook; missing fields keep their values."""
         told = None if events is None else [*events]
         body = body_of({"url": url, "events": told, "note": note, "enabled": enabled})
         return send(Request(method="PUT", path=_webhook(webhook_id), body=body))
@@ -198,12 +169,12 @@ class Webhooks(Group[W_co]):
 
     @operation
     def rotate(self, webhook_id: str, *, keep: DurationLike = "24h") -> Steps[Shape]:
-        """Make a new secret; the old one goes on signing beside it for so long."""
+        """Create a new secret; messages are signed with the old one too for this long."""
         return post(_webhook(webhook_id, "rotate"), {"keep": duration_text(keep, "keep")})
 
     @operation
     def test(self, webhook_id: str, *, url: str | None = None) -> Steps[Shape]:
-        """Send a test message, once, and say what came of it."""
+        """Send a test message, once, and return the outcome."""
         return post(_webhook(webhook_id, "test"), {"url": url})
 
     @listing
@@ -216,18 +187,18 @@ class Webhooks(Group[W_co]):
         before: str | None = None,
         limit: int | None = None,
     ) -> Flow[Shape]:
-        """Iterate over what was told to whom, newest first."""
+        """Iterate over deliveries, newest first."""
         query = {"endpoint": webhook, "job": job, "status": status, "cursor": before}
         return pages("/api/deliveries", query, limit)
 
     @operation
     def delivery(self, delivery_id: str) -> Steps[Shape]:
-        """Return one delivery with its last tries."""
+        """Return one delivery with its last attempts."""
         return get(f"/api/deliveries/{part(delivery_id)}")
 
     @operation
     def replay(self, delivery_id: str) -> Steps[Shape]:
-        """Send a message again, under the same id."""
+        """Send a message again, with the same id."""
         return post(f"/api/deliveries/{part(delivery_id)}/replay")
 
 

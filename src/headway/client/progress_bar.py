@@ -1,4 +1,4 @@
-"""A bar for one job on the terminal; where there is no terminal, or no rich to draw with, a line now and then."""
+"""A progress bar for one job; without a terminal, or without the library rich, a line from time to time."""
 
 import sys
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def _bar(stack: ExitStack) -> Callable[[Shape], None] | None:
 
 
 def _words(job: Shape, *, percent: bool = True) -> str:
-    """Say in one line where a job is. What it says of itself is data: nothing in it can move a cursor."""
+    """Describe a job in one line. Control characters in its data are removed: they could move the cursor."""
     step = (job.get("metadata") or {}).get("current_step")
     parts = [job.get("id"), job.get("type"), job.get("status"), f"{job.get('progress') or 0}%" if percent else "", step]
     if job.get("error"):

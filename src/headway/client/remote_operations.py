@@ -1,4 +1,4 @@
-"""The operations over HTTP: each call is the request that its declaration describes, each answer the declared type."""
+"""The operations over HTTP: each call is the declared request, and each response has the declared type."""
 
 import inspect
 import re
@@ -22,11 +22,11 @@ from headway.operations.monitoring import Monitoring
 from headway.operations.purge import Purge
 from headway.operations.queues import Queues
 from headway.operations.schedules import Schedules
-from headway.operations.verbs import Group, Verb, verb_of
+from headway.operations.verbs import OperationGroup, Verb, verb_of
 from headway.operations.webhooks import Deliveries, Webhooks
 from headway.operations.workers import Nodes, Workers
 
-G = TypeVar("G", bound=Group)
+G = TypeVar("G", bound=OperationGroup)
 _PATH_PART: Final = re.compile(r"\{(\w+)(?::\w+)?\}")
 
 
@@ -59,7 +59,7 @@ def _remote(group: type[G], client: AsyncClient) -> G:
 class _RemoteGroup:
     """Has the methods of a group; each sends a request."""
 
-    def __init__(self, group: type[Group], client: AsyncClient) -> None:
+    def __init__(self, group: type[OperationGroup], client: AsyncClient) -> None:
         self._group = group
         self._client = client
 
@@ -67,7 +67,7 @@ class _RemoteGroup:
         function = getattr(self._group, name)
         declared = verb_of(function)
         if declared is None:
-            raise DefinitionError("this works on the store itself: leave --server out, and run it where that is")
+            raise DefinitionError("this works on the store itself: run it without --server, on a host with the store")
         signature = inspect.signature(function)
 
         async def call(*args: Any, **given: Any) -> Any:
@@ -108,6 +108,6 @@ def _read(body: bytes, kind: Any) -> Any:
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             if number == len(kinds):
                 raise StoreError(
-                    f"the server's answer was not understood ({type(error).__name__}: {error}); is it another version?"
+                    f"the response could not be decoded ({type(error).__name__}: {error}); is it another version?"
                 ) from None
     raise AssertionError(kind)

@@ -1,11 +1,11 @@
-"""What a call of the client is, apart from how bytes travel.
+"""Calls of the client, independent of I/O (sans-I/O).
 
-A call is a generator of *steps*: it yields what it needs (send this, read more, rest so long, give this to the caller)
-and is sent the outcome. The blocking client and the asynchronous one differ only in who carries the steps out, so every
-rule (what is repeated, after how long, which error an answer means) is written once, here and in `calls` and `follow`.
+A call is a generator of *steps*: it yields what it needs (send a request, read more, rest, give an item to the caller)
+and is sent the outcome. The blocking and the asynchronous client differ only in how they execute the steps, so every
+rule (what is retried, after how long, which error a response means) is written once, here and in `calls` and `follow`.
 
-What may be repeated: whatever the server has certainly not done (it was never reached, was busy, had no room), and what
-has the same effect twice (GET, PUT, DELETE, a job with an idempotency key). Nothing else is ever sent twice.
+A request is retried if the server has certainly not processed it (not reached, busy, full), or if it is idempotent
+(GET, PUT, DELETE, a job with an idempotency key). Nothing else is ever sent twice.
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -52,13 +52,13 @@ ANSWER_BYTES_MAX: Final = 64 << 20
 MESSAGE_LENGTH_MAX: Final = 2_000
 BACKOFF_S_MIN: Final = 0.1
 BACKOFF_S_MAX: Final = 5.0
-BUSY: Final = frozenset({429, 507})  # Refused before anything was done.
-AWAY: Final = frozenset({502, 503, 504})  # Nothing is known about the outcome.
+BUSY: Final = frozenset({429, 507})  # Refused before any effect.
+AWAY: Final = frozenset({502, 503, 504})  # The outcome is unknown.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One request, and what its refusals mean."""
+    """One request, and the errors that its refusals mean."""
 
     method: str
     path: str
@@ -69,22 +69,22 @@ class Request:
     missing: type[NotFound] = NotFound
     conflict: type[Conflict] = Conflict
     invalid: type[DefinitionError] = DefinitionError
-    timeout_s: float | None = None  # None: what the client says.
+    timeout_s: float | None = None  # None: the default of the client.
 
     @property
     def target(self) -> str:
-        """The path with its query, ready for the wire."""
+        """The encoded path with its query."""
         return f"{self.path}?{urlencode(self.query)}" if self.query else self.path
 
     @property
     def may_be_repeated(self) -> bool:
-        """Whether sending it twice does what sending it once does."""
+        """Whether it is idempotent."""
         return self.method in ("GET", "PUT", "DELETE") or self.is_keyed
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer; the names of its headers are in small letters. That of a stream has no body yet."""
+    """A response; its header names are lowercase. A streaming response has no body yet."""
 
     status: int
     headers: Mapping[str, str]
@@ -93,7 +93,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Unreached:
-    """There was no answer, or not all of it. `was_sent`: the server may have done what it was asked to."""
+    """There was no complete response. `was_sent`: the server may have processed the request."""
 
     reason: str
     was_sent: bool
@@ -101,7 +101,7 @@ class Unreached:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the caller has set, and the clock to go by."""
+    """The settings of the caller, and the clock."""
 
     clock: Clock
     retry_for_s: float
@@ -119,14 +119,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Send a request whose answer is a stream, in place of the one that is open; the outcome as for `Send`."""
+    """Send a request with a streaming response, replacing the open stream; the outcome is as for `Send`."""
 
     request: Request
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read from the open stream what is there, for so long; the outcome is bytes (none: it is over) or `Unreached`."""
+    """Read from the open stream, with a time limit; the outcome is bytes (empty at its end) or `Unreached`."""
 
     timeout_s: float
 
@@ -155,7 +155,7 @@ Flow: TypeAlias = Generator[Effect | Give[T], Any, None]
 
 
 def for_each(flow: Flow[T], act: Callable[[T], object]) -> Steps[None]:
-    """Take what a flow gives instead of the caller."""
+    """Collect the items of a flow instead of giving them to the caller."""
     outcome: Any = None
     while True:
         try:
@@ -169,20 +169,20 @@ def for_each(flow: Flow[T], act: Callable[[T], object]) -> Steps[None]:
             outcome = yield effect
 
 
-# --- asking, and asking again
+# --- requests and retries
 
 
 def ask(request: Request) -> Steps[Reply]:
-    """Send a request until there is an answer that counts; raise what a refusal means."""
+    """Send a request, with retries, and return the response; raise the error that a refusal means."""
     terms: Terms = yield AskTerms()
     patience = Patience(terms)
-    may_be_done = False  # Whether a try before has perhaps been carried out.
+    may_be_done = False  # Whether the server may have processed an earlier try.
     while True:
         outcome: Reply | Unreached = yield Send(request)
         if isinstance(outcome, Reply) and outcome.status < 300:
             return outcome
         if isinstance(outcome, Reply) and outcome.status == 404 and request.method == "DELETE" and may_be_done:
-            return Reply(200, {}, b"{}")  # The try before it was carried out, and its answer got lost.
+            return Reply(200, {}, b"{}")  # An earlier try was processed, and its response was lost.
         rest_s = patience.rest_s(request, outcome)
         if rest_s is None:
             raise error_of(request, outcome)
@@ -191,7 +191,7 @@ def ask(request: Request) -> Steps[Reply]:
 
 
 class Patience:
-    """How long to rest before something is tried again, and when to give up."""
+    """The back-off between retries, and when to give up."""
 
     def __init__(self, terms: Terms) -> None:
         self._clock = terms.clock
@@ -199,12 +199,12 @@ class Patience:
         self.renew()
 
     def renew(self) -> None:
-        """Begin anew, since something went well."""
+        """Reset after a success."""
         self._tries = 0
         self._until = self._clock.monotonic() + self._retry_for_s
 
     def rest_s(self, request: Request, outcome: Reply | Unreached) -> float | None:
-        """Return the seconds to rest before the next try; None when there must be none."""
+        """Return the seconds to rest before the next try; None to give up."""
         if not _may_try_again(request, outcome):
             return None
         self._tries += 1
@@ -220,10 +220,10 @@ def _may_try_again(request: Request, outcome: Reply | Unreached) -> bool:
     return outcome.status in BUSY or (outcome.status in AWAY and request.may_be_repeated)
 
 
-# --- what an answer means
+# --- errors
 
 
-# Only names that are listed here make another error than the status does; nothing is looked up by what a server says.
+# Only codes listed here change the error that the status means; a server cannot name arbitrary classes.
 _BY_CODE: Final[Mapping[str, type[HeadwayError]]] = {
     "unknown_task": TaskNotFound,
     "duplicate_key": DuplicateKey,
@@ -256,7 +256,7 @@ class _Refusal(msgspec.Struct):
 
 
 def error_of(request: Request, outcome: Reply | Unreached) -> HeadwayError:
-    """Make an error of what went wrong."""
+    """Return the error for a failed request."""
     if isinstance(outcome, Unreached):
         return StoreUnavailable(outcome.reason)
     refusal = _read_refusal(outcome.body)
@@ -291,25 +291,25 @@ def _read_refusal(body: bytes) -> _Refusal | None:
 
 
 def read(reply: Reply) -> Any:
-    """Read the JSON of an answer."""
+    """Decode the JSON of a response."""
     try:
         return msgspec.json.decode(reply.body) if reply.body else None
     except (msgspec.DecodeError, RecursionError):
-        raise StoreError("the answer is no JSON; is this the address of Headway's API?") from None
+        raise StoreError("the response is not JSON; is this the address of Headway's API?") from None
 
 
 # --- making requests
 
 
 def part(text: str) -> str:
-    """Write a name as one part of a path."""
+    """Encode a name as one path segment."""
     if not text:
         raise DefinitionError("a name or an id must be non-empty text")
     return quote(text, safe="") if text not in (".", "..") else text.replace(".", "%2E")
 
 
 def query_of(given: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Write parameters of a query; what is None is not sent."""
+    """Encode query parameters; None is left out."""
     return tuple((name, _query_text(value)) for name, value in given.items() if value is not None)
 
 
@@ -320,26 +320,26 @@ def _query_text(value: Any) -> str:
 
 
 def body_of(given: Mapping[str, Any]) -> bytes:
-    """Write a body; what is None is not sent."""
+    """Encode a body; None is left out."""
     said = {name: value for name, value in given.items() if value is not None}
     try:
         data = msgspec.json.encode(said)
-        check_finite(said, data.decode(), "what is sent")
+        check_finite(said, data.decode(), "the body")
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise DefinitionError(f"this cannot be written as JSON: {error}") from None
     return data
 
 
 def duration_text(value: DurationLike | None, what: str = "duration") -> str | None:
-    """Write a duration as the API reads it."""
+    """Encode a duration for the API."""
     return None if value is None else format_duration(parse_duration(value, what=what))
 
 
 def time_text(value: InstantLike | None) -> str | None:
-    """Write a time for the server to read: by the clock of the schedule where it has no offset; `2h` is relative."""
+    """Encode a time that the server parses: without an offset it is local to the schedule; `2h` is relative."""
     return value.isoformat() if isinstance(value, datetime) else value
 
 
 def instant_text(value: InstantLike | None, what: str = "time") -> str | None:
-    """Write a time as the API reads it; one without an offset is UTC."""
+    """Encode a time for the API; without an offset it is UTC."""
     return None if value is None else isoformat(parse_instant(value, what=what))

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from headway.client.binding import Group, Shapes, W_co, get, items_of, listing, operation, pages, post, send
+from headway.client.binding import Shapes, W_co, get, items_of, listing, operation, pages, post, send
+from headway.client.declared_calls import DeclaredSchedules
 from headway.client.jobs import new_key
 from headway.client.requests import (
     Flow,
@@ -25,8 +26,8 @@ from headway.core.errors import (
 from headway.core.instants import InstantLike
 
 
-class Schedules(Group[W_co]):
-    """Schedules: look at them and steer them. A name is one of the token's tenant, or of `tenant` if it sees all."""
+class Schedules(DeclaredSchedules[W_co]):
+    """Read and control schedules. A name belongs to the token's tenant, or to `tenant` if the token sees all."""
 
     @listing
     def list(
@@ -40,14 +41,9 @@ class Schedules(Group[W_co]):
         after: str | None = None,
         limit: int | None = None,
     ) -> Flow[Shape]:
-        """Iterate over schedules by name; with `recent` each has so many of its newest decisions."""
+        """Iterate over schedules by name; with `recent` each has this many of its newest decisions."""
         query = {"owner": owner, "tenant": tenant, "q": q, "state": state, "recent": recent, "cursor": after}
         return pages("/api/schedules", query, limit)
-
-    @operation
-    def get(self, name: str, *, tenant: str | None = None) -> Steps[Shape]:
-        """Return one schedule, and what comes next."""
-        return get(_schedule(name), {"tenant": tenant}, missing=ScheduleNotFound)
 
     @operation
     def put(
@@ -63,15 +59,15 @@ class Schedules(Group[W_co]):
     ) -> Steps[Shape]:
         """Create or change a schedule: `{"task": "report", "cron": "0 6 * * *", "tz": "Europe/Berlin", …}`.
 
-        With the revision that was seen last as `if_match` it changes nothing that somebody else has changed since
-        (`ScheduleChanged`). With `dry_run` it only says what would change.
+        With `if_match`, the revision that was read, it raises `ScheduleChanged` if the schedule has changed since. With
+        `dry_run` it only returns what would change.
         """
         query = {"dry_run": dry_run or None, "owner": owner or None, "take_over": take_over or None, "tenant": tenant}
         return _put_schedule(name, definition, if_match, query)
 
     @operation
     def remove(self, name: str, *, owner: str | None = None, tenant: str | None = None) -> Steps[Shape]:
-        """Remove a schedule; what was decided stays in the ledger."""
+        """Remove a schedule; its decisions stay in the ledger."""
         query = query_of({"owner": owner or None, "tenant": tenant})
         return send(Request(method="DELETE", path=_schedule(name), query=query, missing=ScheduleNotFound))
 
@@ -79,14 +75,9 @@ class Schedules(Group[W_co]):
     def pause(
         self, name: str, *, reason: str = "", until: InstantLike | None = None, tenant: str | None = None
     ) -> Steps[Shape]:
-        """Stop a schedule, perhaps until a time or for so long (`2h`); its instants are recorded as paused."""
+        """Pause a schedule, perhaps until a time or for a duration (`2h`); its instants are recorded as paused."""
         body = {"reason": reason, "until": time_text(until)}
         return post(_schedule(name, "pause"), body, query=query_of({"tenant": tenant}), **_SCHEDULE)
-
-    @operation
-    def resume(self, name: str, *, tenant: str | None = None) -> Steps[Shape]:
-        """Let a paused schedule run again, from now on."""
-        return post(_schedule(name, "resume"), query=query_of({"tenant": tenant}), **_SCHEDULE)
 
     @operation
     def trigger(
@@ -97,9 +88,9 @@ class Schedules(Group[W_co]):
         key: str | None = None,
         tenant: str | None = None,
     ) -> Steps[Shape]:
-        """Enqueue a job of the schedule now, where its overlap rule has room for one; else return the one there is.
+        """Enqueue a job of the schedule now, if its overlap rule allows that; else return the live job.
 
-        The `outcome` beside what the job says is then `not started`, and `message` says why.
+        In that case the `outcome` in the result is `not started`, and `message` says why.
         """
         body = {"args": None if args is None else dict(args), "key": new_key() if key is None else key}
         query, meaning = query_of({"tenant": tenant}), {"is_keyed": True, "conflict": DuplicateKey, **_SCHEDULE}
@@ -138,12 +129,12 @@ class Schedules(Group[W_co]):
 
     @operation
     def preview_rule(self, rule: Mapping[str, Any], n: int = 5) -> Steps[Shapes]:
-        """Return the next instants of a rule that is no schedule: `{"cron": "30 2 * * *", "tz": "Europe/Berlin"}`."""
+        """Return the next instants of a trigger without a schedule: `{"cron": "30 2 * * *", "tz": "Europe/Berlin"}`."""
         return items_of(post("/api/schedules/preview", {**rule, "n": n}, is_keyed=True, **_SCHEDULE))
 
     @operation
     def calendar(self, name: str, year: int | None = None, *, tenant: str | None = None) -> Steps[Shape]:
-        """Return what was decided for a schedule in a year, and how its jobs ended, by days of its zone."""
+        """Return the decisions of a year and the outcomes of their jobs, by day in the schedule's time zone."""
         return get(_schedule(name, "calendar"), {"year": year, "tenant": tenant}, **_SCHEDULE)
 
     @listing
@@ -156,7 +147,7 @@ class Schedules(Group[W_co]):
         limit: int | None = None,
         tenant: str | None = None,
     ) -> Flow[Shape]:
-        """Iterate over what was decided for a schedule, newest first."""
+        """Iterate over the decisions of a schedule, newest first."""
         query = {"since": instant_text(since), "before": instant_text(before), "tenant": tenant}
         return pages(_schedule(name, "occurrences"), query, limit, missing=ScheduleNotFound)
 
@@ -170,7 +161,7 @@ class Schedules(Group[W_co]):
         limit: int | None = None,
         tenant: str | None = None,
     ) -> Flow[Shape]:
-        """Iterate over what was decided for a schedule and what was started by hand, newest first."""
+        """Iterate over the decisions and the manual runs of a schedule, newest first."""
         query = {"since": instant_text(since), "before": instant_text(before), "tenant": tenant}
         return pages(_schedule(name, "runs"), query, limit, missing=ScheduleNotFound)
 

@@ -1,4 +1,4 @@
-"""Reads server-sent events from bytes as they arrive, however they are cut."""
+"""Parse server-sent events incrementally from chunks of bytes."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One event: its kind, its data, and the id to go on after."""
+    """One event: its kind, its data, and the id to resume after."""
 
     event: str
     data: str
@@ -22,10 +22,10 @@ class Message:
 
 
 class EventReader:
-    """Turns bytes into messages; a comment (the heartbeat) is none."""
+    """Turns bytes into messages; comments (the heartbeat) are skipped."""
 
     def __init__(self, last_id: str = "") -> None:
-        self.last_id = last_id  # Of what has been read to its end; an event that was cut off must come again.
+        self.last_id = last_id  # The id of the last complete event; an incomplete one must come again.
         self._id = last_id
         self.retry_s: float | None = None
         self._pending = bytearray()
@@ -35,17 +35,17 @@ class EventReader:
         self._size = 0
 
     def feed(self, chunk: bytes) -> list[Message]:
-        """Take some bytes; return the messages that they complete."""
+        """Add bytes; return the messages that they complete."""
         self._pending += chunk
         if len(self._pending) + self._size > PENDING_BYTES_MAX:
-            raise StoreError("the server sends an event that has no end")
+            raise StoreError("the server sends an event that is too large")
         return [message for line in self._lines() if (message := self._take(line)) is not None]
 
     def _lines(self) -> Iterator[str]:
         at = 0
         for end in _LINE_END.finditer(self._pending):
             if end.group() == b"\r" and end.end() == len(self._pending):
-                break  # Half of \r\n, perhaps.
+                break  # Perhaps half of \r\n.
             line = self._pending[at : end.start()].decode("utf-8", "replace")
             at = end.end()
             yield line.removeprefix("\ufeff") if self._is_first else line

@@ -1,7 +1,7 @@
-"""How the steps of a call are carried out: on the standard library for those who block, on aiohttp for those who await.
+"""Execute the steps of a call: with the standard library for blocking callers, with aiohttp for asynchronous ones.
 
-The token is written into the headers of requests and nowhere else: not into errors, not into what `repr` shows. Nothing
-follows a redirect, so it goes to nobody but the server that was named.
+The token appears in the headers of requests and nowhere else: not in errors, and not in `repr`. Redirects are not
+followed, so only the configured server receives it.
 """
 
 import asyncio
@@ -45,18 +45,18 @@ T = TypeVar("T")
 
 
 class ServerUrl:
-    """Which server, and with which credential."""
+    """The address of the server, and the credential."""
 
     def __init__(self, url: str | None, token: str | None) -> None:
         self.url = _checked_url(url or os.environ.get("HEADWAY_SERVER") or SERVER_DEFAULT)
         token = token or os.environ.get("HEADWAY_TOKEN") or None
         if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
-            raise InvalidConfig("the token has characters that no token has")
+            raise InvalidConfig("the token contains invalid characters")
         self._token = token
 
     @property
     def base(self) -> str:
-        """The address as text; there are no credentials in it."""
+        """The address as text, without credentials."""
         return self.url.geturl().rstrip("/")
 
     @property
@@ -79,18 +79,18 @@ def _checked_url(text: str) -> SplitResult:
         url = urlsplit(text.strip())
         port = url.port
     except ValueError:
-        raise InvalidConfig("the address of the server cannot be read") from None
+        raise InvalidConfig("the address of the server is not a valid URL") from None
     if "@" in url.netloc:
-        raise InvalidConfig("the address of the server must have no password in it; the token is given apart")
+        raise InvalidConfig("the address of the server must not contain a password; pass the token separately")
     if url.scheme not in ("http", "https") or not url.hostname or port == 0 or url.query or url.fragment:
         raise InvalidConfig(f"the address of the server must look like {SERVER_DEFAULT}, not {text[:60]!r}")
     if not text.isprintable() or not url.geturl().isascii() or " " in url.geturl():
-        raise InvalidConfig("the address of the server has characters that no address has")
+        raise InvalidConfig("the address of the server contains invalid characters")
     return url
 
 
 class Wire:
-    """What both kinds of clients are made with."""
+    """The settings that both kinds of clients share."""
 
     def __init__(
         self,
@@ -109,11 +109,11 @@ class Wire:
         self.tls = tls
 
     def limit_s(self, request: Request) -> float:
-        """Return how long a request may take."""
+        """Return the timeout of a request."""
         return self.timeout_s if request.timeout_s is None else max(self.timeout_s, request.timeout_s)
 
     def unreached(self, error: BaseException | str, *, was_sent: bool) -> Unreached:
-        """Say that there was no answer, and why."""
+        """Return the outcome of a request without a response, with the reason."""
         words = error if isinstance(error, str) else _reason(error)
         return Unreached(f"{self.address.base} does not answer: {words}", was_sent)
 
@@ -127,14 +127,14 @@ def _reason(error: BaseException) -> str:
 
 
 def _too_large() -> str:
-    return f"its answer has more than {ANSWER_BYTES_MAX >> 20} MiB"
+    return f"its response has more than {ANSWER_BYTES_MAX >> 20} MiB"
 
 
-# --- for those who block
+# --- blocking
 
 
 class BlockingWire(Wire):
-    """Connections of the standard library; idle ones are kept for the next request. May be used by many threads."""
+    """A thread-safe pool of connections of the standard library."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -143,7 +143,7 @@ class BlockingWire(Wire):
         self._pid = os.getpid()
 
     def run(self, steps: Steps[T]) -> T:
-        """Carry out a call; return its result."""
+        """Execute a call; return its result."""
         hand = _BlockingHand(self)
         outcome: Any = None
         try:
@@ -156,7 +156,7 @@ class BlockingWire(Wire):
             hand.close()
 
     def iterate(self, flow: Flow[T]) -> Iterator[T]:
-        """Carry out a call that gives one thing after the other."""
+        """Execute a call that yields items."""
         hand = _BlockingHand(self)
         outcome: Any = None
         try:
@@ -173,9 +173,9 @@ class BlockingWire(Wire):
             hand.close()
 
     def take(self, request: Request) -> http.client.HTTPConnection:
-        """Return a connection. What must not be sent twice gets a new one.
+        """Return a connection. A request that must not be sent twice gets a new one.
 
-        One that was idle may be closed by the other side just now, and nobody would know whether the request arrived.
+        The server may just be closing an idle one, and then it would be unknown whether the request arrived.
         """
         with self._lock:
             if self._pid != os.getpid():  # A fork must not share the connections of its parent.
@@ -193,7 +193,7 @@ class BlockingWire(Wire):
         return http.client.HTTPConnection(url.hostname, url.port, timeout=CONNECT_S_MAX)
 
     def give_back(self, connection: http.client.HTTPConnection) -> None:
-        """Keep a connection whose answer has been read to its end."""
+        """Return a connection to the pool after its response was read completely."""
         with self._lock:
             if connection.sock is not None and len(self._idle) < IDLE_MAX and self._pid == os.getpid():
                 self._idle.append(connection)
@@ -209,7 +209,7 @@ class BlockingWire(Wire):
 
 
 class _BlockingHand:
-    """Carries out the steps of one call."""
+    """Executes the steps of one call."""
 
     def __init__(self, wire: BlockingWire) -> None:
         self._wire = wire
@@ -264,7 +264,7 @@ class _BlockingHand:
     def _begin(
         self, request: Request, limit_s: float
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse] | Unreached:
-        """Send a request and read the head of its answer."""
+        """Send a request and read the headers of its response."""
         connection = self._wire.take(request)
         try:
             if connection.sock is None:
@@ -295,10 +295,10 @@ class _BlockingHand:
                 return self._wire.unreached(TimeoutError(), was_sent=True)
             if connection.sock is not None:
                 connection.sock.settimeout(left_s)
-        # A head that was cut looks like one that does not say how long the answer is; then it has none.
+        # Truncated headers look like headers without Content-Length; then there is no body.
         is_cut = bool(response.length) or (response.length is None and not response.chunked and not body)
-        response.close()  # Else the connection waits for somebody to read the end of it.
-        return self._wire.unreached("its answer was cut off", was_sent=True) if is_cut else bytes(body)
+        response.close()  # Otherwise the connection could not be reused.
+        return self._wire.unreached("its response was cut off", was_sent=True) if is_cut else bytes(body)
 
     def _read(self, timeout_s: float) -> bytes | Unreached:
         if self._stream is None:
@@ -309,7 +309,7 @@ class _BlockingHand:
                 connection.sock.settimeout(timeout_s)
             return response.read1(CHUNK_BYTES)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            self.close()  # Nobody reads it any more: whoever polls from now on must not hold a stream open.
+            self.close()  # No longer read: a caller that polls from now on must not hold a stream open.
             return self._wire.unreached(error, was_sent=True)
 
     def close(self) -> None:
@@ -321,7 +321,7 @@ class _BlockingHand:
 
 
 def _has_ended(connection: http.client.HTTPConnection) -> bool:
-    """Say whether the other side has closed an idle connection, or said something that nobody asked for."""
+    """Return whether the server has closed an idle connection, or sent unexpected data."""
     poll = select.poll()
     poll.register(connection.sock, select.POLLIN)
     return bool(poll.poll(0))
@@ -331,18 +331,18 @@ def _headers(response: http.client.HTTPResponse) -> dict[str, str]:
     return {name.lower(): value for name, value in response.getheaders()}
 
 
-# --- for those who await
+# --- asynchronous
 
 
 class AwaitingWire(Wire):
-    """A session of aiohttp, made when it is first needed, in the loop that is then running."""
+    """An aiohttp session, created on first use in the running loop."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._session: aiohttp.ClientSession | None = None
 
     async def run(self, steps: Steps[T]) -> T:
-        """Carry out a call; return its result."""
+        """Execute a call; return its result."""
         hand = _AwaitingHand(self)
         outcome: Any = None
         try:
@@ -357,7 +357,7 @@ class AwaitingWire(Wire):
             hand.close()
 
     async def iterate(self, flow: Flow[T]) -> AsyncIterator[T]:
-        """Carry out a call that gives one thing after the other."""
+        """Execute a call that yields items."""
         hand = _AwaitingHand(self)
         outcome: Any = None
         try:
@@ -392,7 +392,7 @@ class AwaitingWire(Wire):
 
 
 class _AwaitingHand:
-    """Carries out the steps of one call."""
+    """Executes the steps of one call."""
 
     def __init__(self, wire: AwaitingWire) -> None:
         self._wire = wire
@@ -422,7 +422,7 @@ class _AwaitingHand:
     async def _guarded(
         self, request: Request, take: "Callable[[aiohttp.ClientResponse], Awaitable[Reply | Unreached]]"
     ) -> Reply | Unreached:
-        """Send a request and take its answer; say what kept it from coming."""
+        """Send a request and receive its response; return `Unreached` with the reason if there is none."""
         import aiohttp
 
         try:

@@ -1,1 +1,1 @@
-"""WHO: leases on roles, and the heartbeat that tells nodes of one another."""
+"""Coordination: leases on roles, leader election, heartbeats, and locks for users."""

@@ -1,23 +1,23 @@
-"""Who acts: leases on roles, trusted no longer than can be known.
+"""Leader election: leases on roles, trusted no longer than is safe.
 
-An elector tries to hold the lease of each role it is asked for. There are two states per role and four ways between
+An elector tries to hold the lease of each wanted role. There are two states per role, and these transitions between
 them:
 
                     acquired
       FOLLOWER ───────────────────▶ LEADER
           ▲   lost · not trusted ·     │
-          └── stood still · released ──┘
+          └── stuck · released ────────┘
 
-*Trust.* A term is trusted until (monotonic time when the request was *sent*) + lease − margin. The answer may have
-taken long, the process may have been frozen in between; counting from the sending can only be too careful. Past
-that moment the term counts as lost without waiting to hear "no". The store checks the token again with every write,
-so a holder that is wrong about its term wastes work and does no harm.
+*Trust.* A term is trusted until (monotonic time when the request was *sent*) + lease − margin. The response may have
+been slow, or the process frozen in between; counting from the sending errs on the safe side. After that moment the term
+counts as lost without waiting for a refusal. The store checks the token again with every write, so a holder that is
+wrong about its term wastes work and does no harm.
 
-*Standing still.* A process can be alive and renew its leases while the loop that should do the work hangs. Before
-every renewal the elector asks how long that loop has been silent, and steps down when it is longer than the lease.
+*Stuck loops.* A process can be alive and renew its leases while the loop that should do the work hangs. Before every
+renewal the elector checks how long that loop has been silent, and steps down if that is longer than the lease.
 
-*Sharing.* With several shards and several nodes each node takes at most its fair share, so that a newcomer finds
-work and a dead node's shards go to the living.
+*Sharing.* With several shards and several nodes each node takes at most its fair share, so that a new node finds work
+and the shards of a dead node go to the live ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -69,48 +69,48 @@ class Elector:
         self._resting_until = 0.0
 
     def seek(self, roles: Sequence[str], share: int) -> bool:
-        """Say which roles to try for, and how many of them at most; return whether that is news."""
+        """Set the wanted roles and how many of them to hold at most; return whether that changed."""
         before = self._roles, self._share
         self._roles, self._share = tuple(roles), share
         return before != (self._roles, self._share)
 
     def held(self) -> dict[str, Lease]:
-        """Return the leases that can be trusted at this moment."""
+        """Return the leases that can be trusted now."""
         now = self._clock.monotonic()
         return {role: term.lease for role, term in self._terms.items() if now < term.trusted_until}
 
     def is_waiting(self) -> bool:
-        """Say whether there is a role that this node would take if it were free."""
+        """Return whether there is a role that this node would take if it were free."""
         return len(self._terms) < min(self._share, len(self._roles))
 
     def lose(self, reason: str) -> None:
-        """Give up every term at once, without talking to the store: somebody said that they are not ours."""
+        """Give up every term at once, without a write to the store: they were reported as not ours."""
         for role in tuple(self._terms):
             self._drop(role, reason)
 
     async def tick(self) -> float:
-        """Renew what is held, try for what is not, and return when to do so again."""
+        """Renew held leases, try for the others, and return the seconds until the next tick."""
         self._drop_untrusted()
         if self._stands_still():
-            await self._release(self._terms, "the loop stands still")
+            await self._release(self._terms, "the loop is stuck")
         else:
             await self._renew()
             await self._give_up_surplus()
             await self._acquire()
         rest_s = self._duration / SECOND / RENEWALS_PER_LEASE
-        # Of a lease that is given back one hears; of one that runs out only by looking.
+        # Releases are announced; expirations must be polled for.
         return min(rest_s, WAIT_S) if self.is_waiting() else rest_s
 
     async def resign(self) -> None:
-        """Hand every lease over at once: somebody else can have it without waiting."""
+        """Release every lease at once, so that another node can have it without waiting."""
         await self._release(self._terms, "released", is_handed_over=True)
 
     def _stands_still(self) -> bool:
         now = self._clock.monotonic()
         if self._silence_s() > self._duration / SECOND:
             if self._terms:
-                self._resting_until = now + self._duration / SECOND  # Let somebody else try first.
-            # Without a term the store was away, or we were: all of us, perhaps. Nobody rests longer than need be.
+                self._resting_until = now + self._duration / SECOND  # Let another node try first.
+            # Without a term the store or this node was away, perhaps all nodes: retry soon.
             return True
         return now < self._resting_until
 
@@ -127,14 +127,14 @@ class Elector:
         renewed = await self._leases.renew([term.lease for term in self._terms.values()], duration=self._duration)
         self._trust(renewed, sent)
         for role in self._terms.keys() - {lease.name for lease in renewed}:
-            self._drop(role, "taken by somebody else")
+            self._drop(role, "taken by another node")
 
     async def _acquire(self) -> None:
         room = self._share - len(self._terms)
         wanted = [role for role in self._roles if role not in self._terms]
         if room <= 0 or not wanted:
             return
-        if len(wanted) > room:  # Everybody begins elsewhere, or all would fight for the first one.
+        if len(wanted) > room:  # Each node starts elsewhere, or all would compete for the first one.
             self._clock.chance.shuffle(wanted)
         sent = self._clock.monotonic()
         for role in wanted:
@@ -160,7 +160,7 @@ class Elector:
     ) -> None:
         leases = [self._terms[role].lease for role in roles]
         for role in tuple(roles):
-            # Before the store hears of it: nobody may act on it any more.
+            # Before the write to the store: nothing may act on it any more.
             self._drop(role, reason, is_handed_over=is_handed_over)
         await self._leases.release(leases)
 

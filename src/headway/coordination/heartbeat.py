@@ -1,4 +1,4 @@
-"""The heartbeat: a node says that it lives, hears the store's time, listens for others and learns who they are."""
+"""The heartbeat: a node renews its row, reads the store's time, listens for wake-ups and reads the other nodes."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -8,18 +8,18 @@ from headway.core.clock import Clock
 from headway.core.instants import SECOND, Duration
 from headway.core.json_values import JsonObject
 from headway.core.nodes import Node
-from headway.core.ports import Nodes, WakeUps
+from headway.core.ports import NodeRegistry, WakeUps
 
 BEAT_S: Final = 2.0
 WATCH_CHECK_S: Final = 10.0
 
 
 class Heartbeat:
-    """Keeps one node's row and its ears alive. `tick` is run by a `Loop`."""
+    """Keeps the row and the listener of one node alive. A `Loop` runs `tick`."""
 
     def __init__(
         self,
-        nodes: Nodes,
+        nodes: NodeRegistry,
         listen: Callable[[], Awaitable[WakeUps]],
         node: Node,
         *,
@@ -46,7 +46,7 @@ class Heartbeat:
         return self._wake_ups.mode if self._wake_ups else "poll"
 
     async def tick(self) -> float:
-        """Beat, look around, and now and then see whether wake-ups still arrive."""
+        """Send a heartbeat, read the other nodes, and check at intervals that wake-ups still arrive."""
         asked = await self._beat()
         if asked is not None:
             self._on_asked(asked)
@@ -60,7 +60,7 @@ class Heartbeat:
         return min(BEAT_S, self._lease / SECOND / 3)
 
     async def leave(self) -> None:
-        """Say what there is to say, goodbye, and stop listening."""
+        """Write the last state, sign off, and stop listening."""
         if self._wake_ups is not None:
             await self._wake_ups.close()
         await self._beat()

@@ -1,15 +1,15 @@
-"""Locks and leaders for users: a lease of their own that renews itself, and says when it can no longer be trusted.
+"""Locks and leader election for users: a lease that renews itself, and reports when it can no longer be trusted.
 
     async with app.lock("nightly-import", ttl="30s") as lock:     one at a time, over all hosts
     async with app.leader("indexer") as term:                     the same, waited for as long as it takes
     async for term in app.leader("indexer"):                      and again after each loss
         async with term: ...
 
-The lease is named `lock/NAME`, so nothing that a user asks for is a lease of the engine. It is trusted as an elector
-trusts its own: until (monotonic time when the request was *sent*) + ttl − margin. Past that moment it counts as lost
-without waiting to hear "no": `lost` is set, `check` raises, and the body of the `async with` is cancelled. Code that
-does not await cannot be stopped, and a process can be frozen anywhere; so whatever must never be written by two carries
-`token`, which only grows, and is refused by the other side when it has seen a higher one.
+The lease is named `lock/NAME`, so user locks never collide with leases of Headway itself. Like a term of an elector, it
+is trusted until (monotonic time when the request was *sent*) + ttl − margin. After that it counts as lost without
+waiting for a refusal: `lost` is set, `check` raises, and the body of the `async with` is cancelled. Code that does not
+await cannot be stopped, and a process can be frozen anywhere. So writes that two holders must never both make carry the
+fencing token `token`, which only grows; the receiver rejects a write if it has seen a higher one.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ GOODBYE_S_MAX: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """Where locks come from, who has them, and what may be wrong with a server that should grant them."""
+    """The source of locks: leases, their holders, and the errors of the server that grants them."""
 
     leases: Leases
     held: Callable[[str], Awaitable[list[tuple[Lease, bool]]]]
@@ -49,7 +49,7 @@ class Grants:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """Which lock is wanted, and how long it is waited for."""
+    """The requested lock, and how long to wait for it."""
 
     name: str
     ttl: Duration
@@ -57,7 +57,7 @@ class Wish:
 
     @classmethod
     def of(cls, name: str, ttl: DurationLike, timeout: DurationLike | None, blocking: bool) -> "Wish":
-        """Read what a user has asked for, and say what is wrong with it."""
+        """Parse and check the arguments of a lock."""
         micros = parse_duration(ttl, what="ttl")
         if not TTL_MIN <= micros <= TTL_MAX:
             raise DefinitionError(
@@ -69,9 +69,9 @@ class Wish:
 
 
 class _Hold:
-    """One lease: tried for, kept by renewals in the background, given back. `on_loss` is called once.
+    """One lease: acquired, renewed in the background, released. `on_loss` is called once.
 
-    Without a loop (`is_alone`), in a test on virtual time, nothing is renewed, and nothing has to be waited for.
+    Without a loop (`is_alone`), in a test on virtual time, nothing is renewed and nothing waits.
     """
 
     def __init__(
@@ -98,26 +98,26 @@ class _Hold:
 
     @property
     def token(self) -> int:
-        """The token of the lease, also when it has just been lost."""
+        """The token of the lease, even if it has just been lost."""
         if self._lease is None:
             raise LeaseLost(f"the lock {self.wish.name!r} is not held")
         return self._lease.token
 
     def check(self) -> None:
-        """Raise unless the lease can be trusted at this moment."""
+        """Raise an error unless the lease can be trusted now."""
         if self.loss is None and self.token and self._clock.monotonic() >= self._trusted_until:
             self._lose("it was not renewed in time")
         if self.loss is not None:
             raise self.error()
 
     def error(self) -> LeaseLost:
-        """Say that it is lost, and why."""
+        """Return the error for a lost lock, with the reason."""
         return LeaseLost(f"the lock {self.wish.name!r} is lost: {self.loss}")
 
     async def attempt(self) -> bool:
-        """Try once. Who is cancelled meanwhile gives back what it may have got."""
+        """Try once. If cancelled meanwhile, release what may have been acquired."""
         if self._lease is not None:
-            raise DefinitionError(f"the lock {self.wish.name!r} is held by this very object; make another one")
+            raise DefinitionError(f"the lock {self.wish.name!r} is already held by this object; create another one")
         leases, sent = (await self._grants()).leases, self._clock.monotonic()
         asking = leases.acquire(
             [PREFIX + self.wish.name], holder=self._holder, holder_name=self._holder_name, duration=self.wish.ttl
@@ -132,7 +132,7 @@ class _Hold:
         return True
 
     async def refusal(self) -> LockHeld:
-        """Say that it was not obtained, and who has it."""
+        """Return the error for a lock that was not acquired, with its holder."""
         name, limit_s = self.wish.name, self.wish.limit_s
         waited = f", waited for {span(round(limit_s * SECOND))}" if limit_s else ""
         trouble = None
@@ -142,10 +142,10 @@ class _Hold:
                 if runs and lease.name == PREFIX + name:
                     return LockHeld(f"the lock {name!r} is held by {lease.holder_name}{waited}")
             trouble = grants.trouble()
-        return LockHeld(f"the lock {name!r} was not obtained{waited}" + (f": {trouble}" if trouble else ""))
+        return LockHeld(f"the lock {name!r} could not be acquired{waited}" + (f": {trouble}" if trouble else ""))
 
     async def drop(self) -> None:
-        """Give it back at once. If nobody answers, it runs out by itself."""
+        """Release it at once. If the server does not answer, it expires by itself."""
         lease, self._lease = self._lease, None
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
@@ -156,7 +156,7 @@ class _Hold:
                     await (await self._grants()).leases.release([lease])
 
     async def _keep(self, leases: Leases) -> None:
-        """Renew until dropped or lost; whatever else ends this, it is lost."""
+        """Renew until dropped or lost; on any other end it is lost."""
         rest_s = self.wish.ttl / SECOND / RENEWALS_PER_LEASE
         reason = "it was not renewed in time"
         try:
@@ -172,12 +172,12 @@ class _Hold:
                     continue
                 rest_s = self.wish.ttl / SECOND / RENEWALS_PER_LEASE
                 if not is_renewed:
-                    reason = "it ran out, or somebody else has it"
+                    reason = "it expired, or another holder has it"
                     break
         except TimeoutError:
             pass
         finally:
-            if self._lease is not None:  # Else it was dropped.
+            if self._lease is not None:  # Otherwise it was dropped.
                 self._lose(reason)
 
     async def _renew(self, leases: Leases) -> bool:
@@ -201,7 +201,7 @@ class _Hold:
 
 
 class _Pace:
-    """How long to wait before the next try: ever longer, never the same, and not past the limit."""
+    """The wait before the next try: exponential back-off with jitter, up to the limit."""
 
     def __init__(self, clock: Clock, limit_s: float | None) -> None:
         self._clock = clock
@@ -209,7 +209,7 @@ class _Pace:
         self._tries = 0
 
     def next_s(self) -> float | None:
-        """Return the rest before the next try, None when the time is up."""
+        """Return the wait before the next try, None if the time is up."""
         self._tries += 1
         rest_s = self._clock.backoff_s(self._tries, first_s=LOOK_S_MIN, most_s=LOOK_S_MAX, factor=LOOK_FACTOR)
         if self._until is None:
@@ -219,22 +219,22 @@ class _Pace:
 
 
 class _Named:
-    """What every lock says of itself."""
+    """What all locks have in common."""
 
     _hold: _Hold
 
     @property
     def name(self) -> str:
-        """Its name, as the user says it."""
+        """The name that the user gave."""
         return self._hold.wish.name
 
     @property
     def token(self) -> int:
-        """The fencing token: higher than that of everybody who has had the lock before."""
+        """The fencing token: higher than that of every earlier holder of the lock."""
         return self._hold.token
 
     def check(self) -> None:
-        """Raise `LeaseLost` unless the lock can be trusted at this moment."""
+        """Raise `LeaseLost` unless the lock can be trusted now."""
         self._hold.check()
 
 
@@ -250,7 +250,7 @@ class Lock(_Named):
 
     @property
     def loss(self) -> LeaseLost:
-        """What there is to say of a lock that is lost."""
+        """The error of a lost lock."""
         return self._hold.error()
 
     async def acquire(self) -> Self:
@@ -262,7 +262,7 @@ class Lock(_Named):
                 if await self._hold.attempt():
                     return self
             except (StoreUnavailable, StoreFull):
-                if not is_waiting:  # A store that was never there is told at once; one that went away may come back.
+                if not is_waiting:  # A store that never answered raises at once; one that went away may come back.
                     raise
             is_waiting, rest_s = True, pace.next_s()
             if rest_s is None:
@@ -286,7 +286,7 @@ class Lock(_Named):
         return None
 
     def _guarding(self) -> Self:
-        """Have the current task cancelled should the lock be lost."""
+        """Cancel the current task if the lock is lost."""
         self._body = asyncio.current_task()
         assert self._body is not None
         self._cancelling = self._body.cancelling()
@@ -295,18 +295,18 @@ class Lock(_Named):
         return self
 
     async def _ended(self) -> bool:
-        """Give back what is held; return whether it was lost, and take back that the body was cancelled for it."""
-        with contextlib.suppress(LeaseLost):  # A body that never awaits has kept the loop from noticing.
+        """Release the lock; return whether it was lost, and undo the cancellation of the body that followed from it."""
+        with contextlib.suppress(LeaseLost):  # A body that never awaits kept the loop from noticing the loss.
             self.check()
         body, self._body = self._body, None
         if not self.lost.is_set():
             await self.release()
             return False
         assert body is not None
-        with contextlib.suppress(asyncio.CancelledError):  # One that has not reached the body yet arrives here.
+        with contextlib.suppress(asyncio.CancelledError):  # A late cancellation arrives here, not in the body.
             await _rest(0)
         await self.release()
-        if body.uncancel() > self._cancelling:  # Somebody else wants this task to end, too.
+        if body.uncancel() > self._cancelling:  # The task was cancelled for another reason too.
             raise asyncio.CancelledError
         return True
 
@@ -317,7 +317,7 @@ class Lock(_Named):
 
 
 class LeaderTerm(Lock):
-    """The time of one leader, in `async with`: when it is lost, its body ends, and what follows goes on."""
+    """One term of a leader, for `async with`: if it is lost, its body ends and the code after it goes on."""
 
     async def __aenter__(self) -> Self:
         return self._guarding()
@@ -329,7 +329,7 @@ class LeaderTerm(Lock):
 
 
 class Leader:
-    """A role that one at a time has: `async with` for one term, `async for` for one after the other."""
+    """A role with one holder at a time: `async with` for one term, `async for` for one term after another."""
 
     def __init__(self, new_term: Callable[[], LeaderTerm], new_lock: Callable[[], Lock]) -> None:
         self._new_term = new_term
@@ -354,7 +354,7 @@ class Leader:
             try:
                 yield term
             finally:
-                await term.release()  # Where the body has not done it.
+                await term.release()  # If the body has not done it.
 
 
 class SyncLock(_Named):
@@ -409,14 +409,14 @@ class SyncLock(_Named):
 
 
 async def _rest(seconds: float) -> None:
-    """Wait; not as loops rest, which virtual time makes longer: a lock that is held in it must be renewed in time."""
+    """Wait in real time, not as loops rest, which virtual time stretches: a held lock must be renewed in time."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await asyncio.Event().wait()
 
 
 async def _or_give_back(asking: Coroutine[Any, Any, list[Lease]], leases: Leases) -> list[Lease]:
-    """Wait for a lease; if the caller stops waiting, see to it that nobody has it."""
+    """Wait for a lease; if the caller stops waiting, make sure that it is released."""
     asked = asyncio.ensure_future(asking)
     try:
         return await asyncio.shield(asked)

@@ -67,7 +67,7 @@ class TokenRecords(Protocol):
         ...
 
     async def exist(self) -> tuple[bool, bool]:
-        """Say whether a token was ever made, and whether one is valid."""
+        """Return whether a token was ever created, and whether one is valid."""
         ...
 
 

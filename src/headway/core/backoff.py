@@ -20,7 +20,7 @@ def backoff(
     least_part: float = 0.5,
     most_part: float = 1.0,
 ) -> float:
-    """Return the wait after so many failures in a row.
+    """Return the wait after this many consecutive failures.
 
     The wait grows by `factor` from `first` to `most`. The random number `spread` in [0, 1) then picks a point between
     `least_part` and `most_part` of it, so that many clients do not come back at the same moment.

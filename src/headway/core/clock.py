@@ -98,7 +98,7 @@ class Clock:
         return f"{prefix}_{text}{_base32(number, 8)}"
 
     def backoff_s(self, failures: int, *, first_s: float, most_s: float, factor: float = 2.0) -> float:
-        """Return the seconds to rest after so many failures in a row: a jittered exponential back-off."""
+        """Return the seconds to rest after this many consecutive failures: exponential back-off with jitter."""
         return backoff(failures, first=first_s, most=most_s, factor=factor, spread=self.chance.random())
 
     def nap(self, seconds: float) -> None:

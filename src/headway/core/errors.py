@@ -5,7 +5,7 @@
     │   ├── InvalidSchedule   a trigger, zone or policy that cannot be kept
     │   ├── InvalidTask       a name, argument or option that no job can have
     │   ├── InvalidConfig     a setting that cannot be used
-    │   └── TooMuch           more than one request may take; ask for less at once
+    │   └── RequestTooLarge   more than one request may take; ask for less at once
     ├── NotFound
     │   ├── TaskNotFound
     │   ├── ScheduleNotFound
@@ -54,7 +54,7 @@ class InvalidConfig(DefinitionError):
     """The setting cannot be used."""
 
 
-class TooMuch(DefinitionError):
+class RequestTooLarge(DefinitionError):
     """This is too much for one request; ask for less at once."""
 
 

@@ -1,4 +1,4 @@
-"""The change feed: what followers of jobs are told, and where it comes from."""
+"""The change feed: the source of events for followers of jobs."""
 
 from collections.abc import Iterable
 from typing import Final, Protocol
@@ -31,7 +31,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChangeFeed(Protocol):
-    """Every change of the jobs that somebody follows, in the order of their commits."""
+    """Every change of the followed jobs, in commit order."""
 
     async def follow(self, scopes: Iterable[str], duration: Duration) -> dict[str, int]:
         """Feed changes of these jobs for a while; return since when each is fed without a break."""

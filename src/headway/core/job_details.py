@@ -36,7 +36,7 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rate: _Number | None = None
     eta: _Seconds | None = None
     steps: tuple[Step, ...] = ()
-    serial: Annotated[int, msgspec.Meta(ge=0)] = 0  # Which of its reports this was, where they are told live.
+    serial: Annotated[int, msgspec.Meta(ge=0)] = 0  # The number of the report, if reports are published live.
 
     @property
     def steps_done(self) -> int:
@@ -128,6 +128,6 @@ def seconds_left(at: Instant | None, said_at: Instant, now: Instant) -> int | No
 
 
 def left_words(job: Job, now: Instant) -> str:
-    """Say how long a running job will still take: `4m 12s left`; nothing where nobody knows, or it is late."""
+    """Describe the time left of a running job: `4m 12s left`; empty if it is unknown or the estimate has passed."""
     eta = eta_seconds(job, now)
     return "" if eta is None else f"{span(eta * SECOND)} left"

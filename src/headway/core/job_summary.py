@@ -28,7 +28,7 @@ def glance(job: Job, now: Instant, node_name: str | None = None) -> str:
 
 
 def failure_words(job: Job) -> str:
-    """Say what went wrong last."""
+    """Describe the last failure."""
     words = job.reason.removesuffix(", retrying") or "failed"
     error = error_line(job.error)
     return f"{words}: {error}" if error else words
@@ -36,7 +36,7 @@ def failure_words(job: Job) -> str:
 
 def running_words(job: Job, now: Instant, node: str | None) -> str:
     """Say since when a job runs, where, and how far it is."""
-    where = "" if node is None else f" on {node}"  # What followers are told does not say where.
+    where = "" if node is None else f" on {node}"  # Events for followers do not contain the node.
     running = f"running{where} for {span(max(0, now - (job.started_at or now)))}"
     if job.cancel_requested_at is not None:
         asked = f"asked to stop {away(job.cancel_requested_at, now)}"
@@ -53,7 +53,7 @@ def running_words(job: Job, now: Instant, node: str | None) -> str:
 
 
 def tries(attempt: int, failures: int, allowed: int) -> str:
-    """Say which attempt a job is at: `attempt 2/3`, or `attempt 5 (1 of 3 failed)` where some did not count."""
+    """Describe the attempt of a job: `attempt 2/3`, or `attempt 5 (1 of 3 failed)` if some did not count."""
     if attempt <= allowed and failures in (attempt, attempt - 1):
         return f"attempt {attempt}/{allowed}"
     return f"attempt {attempt} ({failures} of {allowed} failed)"

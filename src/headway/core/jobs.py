@@ -3,11 +3,14 @@
 All are msgspec structs: a struct is created ten times as fast as a frozen dataclass.
 """
 
-from typing import Final
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypedDict
 
 import msgspec
 
-from headway.core.instants import Duration, Instant
+from headway.core.constructors import attributes, constructor
+from headway.core.instants import Duration, DurationLike, Instant, InstantLike
 from headway.core.lifecycle import Attempt, Backoff, Status
 from headway.core.schedule_names import schedule_name
 from headway.core.tenants import DEFAULT_TENANT
@@ -19,54 +22,87 @@ METADATA_BYTES_MAX: Final = 16 * 1024
 STEP_LENGTH_MAX: Final = 200
 
 
-class NewJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job to enqueue."""
+class Erased:
+    """Marks a field with users' data: a purge empties it."""
 
-    id: str
-    task: str
-    args: str = "{}"
+
+@dataclass(frozen=True, slots=True)
+class Large:
+    """Marks a field that may be large: lists omit it if it has more than `spare` bytes beyond their limit."""
+
+    spare: int = 0
+
+
+ERASED: Final = Erased()
+_BOUNDED: Final = Large(1 << 18)  # Workers write less than this.
+
+
+class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a job that it keeps as they were set."""
+
     tenant: str = DEFAULT_TENANT
     queue: str = "default"
     priority: int = 0
     max_attempts: int = 1
     key: str | None = None
-    tags: tuple[str, ...] = ()
-    delay: Duration = 0
-    run_at: Instant | None = None
+    tags: Annotated[tuple[str, ...], ERASED] = ()
+    backoff: Backoff | None = None
+    timeout: Duration | None = None
+    metadata: Annotated[str | None, ERASED, _BOUNDED] = None
+
+
+class EnqueueOptions(TypedDict, total=False):
+    """The options of `enqueue`; the task or the server fills in what is left out."""
+
+    delay: DurationLike | None
+    at: InstantLike | None
+    key: str | None
+    queue: str | None
+    priority: int | None
+    tenant: str | None
+    callback_url: str | None
+    max_attempts: int | None
+    timeout: DurationLike | None
+    expires: DurationLike | None
+    tags: Iterable[str] | None
+    metadata: Mapping[str, Any] | None
+
+
+class JobFields(JobOptions, frozen=True, kw_only=True):
+    """What a job keeps from the moment it is enqueued; each field is a column, see `headway.store.job_columns`."""
+
     schedule: str | None = None
     occurrence_at: Instant | None = None
     blocked_by: str | None = None
     exclusive: bool = False
-    backoff: Backoff | None = None
-    timeout: Duration | None = None
-    expires: Duration | None = None
-    metadata: str | None = None
     parent: str | None = None
     rerun_of: str | None = None
-    callback: str | None = None
+    callback: Annotated[str | None, ERASED] = None
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class NewJob(JobFields, frozen=True, kw_only=True):
+    """A job to enqueue."""
+
+    id: str
+    task: str
+    args: str = "{}"
+    delay: Duration = 0
+    run_at: Instant | None = None
+    expires: Duration | None = None
+
+
+class Job(JobFields, frozen=True, kw_only=True):
     """A job as stored. `omitted` names the texts that were too large to read."""
 
     id: str
     task: str
     status: Status
-    tenant: str
-    queue: str
-    priority: int
-    args: str
+    args: Annotated[str, Large()]
     created_at: Instant
     run_at: Instant
-    max_attempts: int
     attempt: int = 0
     failures: int = 0
     version: int = 1
-    key: str | None = None
-    tags: tuple[str, ...] = ()
-    schedule: str | None = None
-    occurrence_at: Instant | None = None
-    blocked_by: str | None = None
     node: str | None = None
     lease_until: Instant | None = None
     ready_at: Instant | None = None
@@ -76,19 +112,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     cancel_requested_at: Instant | None = None
     progress: int = 0
     reason: str = ""
-    result: str | None = None
-    error: str | None = None
-    backoff: Backoff | None = None
-    timeout: Duration | None = None
-    metadata: str | None = None
-    detail: str | None = None
-    parent: str | None = None
-    rerun_of: str | None = None
+    result: Annotated[str | None, ERASED, Large()] = None
+    error: Annotated[str | None, ERASED, _BOUNDED] = None
+    detail: Annotated[str | None, ERASED, _BOUNDED] = None
     parked: str | None = None
     expires_at: Instant | None = None
     reviewed_at: Instant | None = None
-    exclusive: bool = False
-    callback: str | None = None
     company: int | None = None
     omitted: tuple[str, ...] = ()
 
@@ -113,27 +142,27 @@ class EnqueuedRow(msgspec.Struct, frozen=True):
         if self.earlier is not None:
             return self.earlier
         status = Status(self.status)
-        return Job(
-            id=self.id,
-            task=new.task,
-            status=status,
-            tenant=new.tenant,
-            queue=new.queue,
-            priority=new.priority,
-            args=new.args,
-            created_at=self.created_at,
-            run_at=self.run_at,
-            ready_at=self.created_at if status is Status.PENDING else None,
-            updated_at=self.created_at,
-            max_attempts=new.max_attempts,
-            key=new.key,
-            tags=new.tags,
-            backoff=new.backoff,
-            timeout=new.timeout,
-            metadata=new.metadata,
-            expires_at=None if new.expires is None else self.run_at + new.expires,
-            callback=new.callback,
-        )
+        ready_at = self.created_at if status is Status.PENDING else None
+        job: Job = _created_job(self, new, status, ready_at)
+        return job
+
+
+_created_job: Final = constructor(
+    Job,
+    "row, new, status, ready_at",
+    {
+        **attributes("new", JobFields.__struct_fields__),
+        "id": "row.id",
+        "task": "new.task",
+        "args": "new.args",
+        "status": "status",
+        "created_at": "row.created_at",
+        "updated_at": "row.created_at",
+        "run_at": "row.run_at",
+        "ready_at": "ready_at",
+        "expires_at": "None if new.expires is None else row.run_at + new.expires",
+    },
+)
 
 
 class Claimed(Attempt, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@
     RETRYING  ─────────▶    ▲                │
     BLOCKED   ─────────▶    │                ├──▶ RETRYING   (failed, another attempt is due later)
                             └────────────────┤    PENDING    (handed back, costs no attempt)
-                                             └──▶ BLOCKED    (parked: nobody here can run it)
+                                             └──▶ BLOCKED    (parked: no worker can run it)
     SCHEDULED · PENDING · RETRYING · BLOCKED ── cancel ──▶ CANCELLED
 
 Four verbs change a status and nothing else does: `TRANSITIONS` is the whole of it. The SQL statements of
@@ -17,10 +17,10 @@ a new job.
 what counts against `max_attempts` is `failures`. Cancelling a *running* job only asks for it; the worker that runs it
 settles with `Cancelled()` once the code has stopped, so that CANCELLED means "has stopped".
 
-A lost worker is no failure of its jobs. After the first loss a job starts again at once. One that was lost twice is a
-suspect: suspects of one loss run apart, an eighth of them together, then one by one, in the end with nothing else on
-their worker. A job is given up when its worker is lost while it runs alone, at the third loss at the earliest; so what
-merely ran beside it is never blamed.
+A lost worker does not count as a failure of its jobs. After the first loss a job starts again at once. One that was
+lost twice is a suspect: suspects of one loss run apart, an eighth of them together, then one by one, in the end with
+nothing else on their worker. A job fails when its worker is lost while it runs alone, at the third loss at the
+earliest; so jobs that merely ran beside it are never blamed.
 """
 
 from dataclasses import dataclass
@@ -106,7 +106,7 @@ class Backoff:
         return f"{format_duration(self.first)}..{format_duration(self.most)}"
 
     def wait(self, failures: int, spread: float) -> Duration:
-        """Return the wait after so many failures; `spread` in [0, 1) picks the point in its upper half."""
+        """Return the wait after this many failures; `spread` in [0, 1) picks the point in its upper half."""
         return round(backoff(failures, first=self.first, most=self.most, spread=spread))
 
 

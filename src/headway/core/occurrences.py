@@ -3,8 +3,8 @@
 A `Plan` is what the planner makes of a schedule: decisions, each for one instant or for a run of equal ones. An
 `Occurrence` is a decision as the ledger recorded it.
 
-`Decision` and `Plan` are msgspec structs: a struct is created ten times as fast as a frozen dataclass, which counts
-when ten thousand schedules are due at once.
+`PlannedDecision` and `Plan` are msgspec structs: a struct is created ten times as fast as a frozen dataclass, which
+counts when ten thousand schedules are due at once.
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class LiveJobs:
         return (self.waiting or self.running or (None,))[-1]
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedDecision(msgspec.Struct, frozen=True, kw_only=True):
     """What is decided for one instant, or for a run of equal instants from `instant` to `until`."""
 
     instant: Instant
@@ -65,7 +65,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     schedule: Schedule
     now: Instant
-    decisions: tuple[Decision, ...]
+    decisions: tuple[PlannedDecision, ...]
     decided_through: Instant
     next_at: Instant | None
     live: LiveJobs = LiveJobs()

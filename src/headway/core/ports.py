@@ -44,7 +44,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shards:
-    """A part of all schedules: those whose slot modulo `of` is in `held`."""
+    """The shards of one scheduler: the schedules whose slot modulo `of` is in `held`."""
 
     of: int
     held: frozenset[int]
@@ -55,7 +55,7 @@ def slot_of(key: str) -> int:
     return crc32(key.encode())
 
 
-class Ledger(Protocol):
+class SchedulerLedger(Protocol):
     """What the scheduler needs of the store."""
 
     async def due(self, shards: Shards, limit: int) -> Due:
@@ -132,7 +132,7 @@ class Engine(Protocol):
         ...
 
     async def release(self, names: Iterable[str], *, holder: str) -> None:
-        """Release locks at once and wake those who wait for them; leave locks of other holders alone."""
+        """Release locks at once and wake the waiting nodes; leave locks of other holders alone."""
         ...
 
     async def watch(self, hear: Callable[[], None]) -> None:
@@ -176,7 +176,7 @@ class Housekeeping(Promotion, Cleanup, Protocol):
     """What the housekeeping loops of a node need of the queue."""
 
 
-class AuditLog(Protocol):
+class AuditLogPruning(Protocol):
     """What the janitor needs of the audit log."""
 
     async def prune(self, retention: Duration, limit: int) -> int:
@@ -248,7 +248,7 @@ class Settlements(Protocol):
         ...
 
 
-class Reports(Protocol):
+class ProgressReports(Protocol):
     """What a worker needs to store progress."""
 
     async def report(self, reports: Sequence[Report]) -> frozenset[str]:
@@ -256,8 +256,8 @@ class Reports(Protocol):
         ...
 
 
-class Work(Claims, AttemptLeases, Settlements, Reports, Protocol):
-    """What a worker needs of the queue. A stale attempt can write nothing, and its worker is told so."""
+class Work(Claims, AttemptLeases, Settlements, ProgressReports, Protocol):
+    """What a worker needs of the queue. Writes of a stale attempt are rejected, and its worker learns of it."""
 
     async def keep_step(self, job_id: str, attempt: int, name: str, result: str) -> None:
         """Store the result of a finished step; raise `LeaseLost` when the attempt is over."""
@@ -268,7 +268,7 @@ class Work(Claims, AttemptLeases, Settlements, Reports, Protocol):
         ...
 
 
-class Nodes(Protocol):
+class NodeRegistry(Protocol):
     """The live nodes."""
 
     async def beat(self, node: Node) -> str | None:
@@ -437,7 +437,7 @@ class WebhookSender(Protocol):
     """What operations on webhooks need of the process that sends messages."""
 
     async def test(self, endpoint: Endpoint, url: str) -> Delivery:
-        """Send a test message to an endpoint, once, and return what came of it."""
+        """Send a test message to an endpoint, once, and return the outcome."""
         ...
 
     def wake(self) -> None:

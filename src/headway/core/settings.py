@@ -25,7 +25,7 @@ SECRET_LENGTH_MIN: Final = 16
 SECRET_LENGTH_MAX: Final = 512
 _SECRET_LETTERS_MIN: Final = 8
 _SECRET_REST_MIN: Final = 4
-# Placeholders for secrets in examples and guides; nobody should keep them.
+# Placeholders for secrets in examples and guides, which must be replaced.
 _PLACEHOLDERS: Final = re.compile(
     r"chang(e|ing)?(it|me|this)|(replace|insert|fill|put|paste)(it|me|this|in|your|here)|placeholder|example|sample"
     r"|your(own)?(admin|api|secret|token|key|password)|(token|secret|key|value)(goes)?here|generatea|password|passw0rd|passwort|letmein|default"
@@ -245,7 +245,7 @@ def read_secret(label: str, value: object) -> str:
     text = value if isinstance(value, str) and value.isascii() and value.isprintable() and " " not in value else ""
     if not SECRET_LENGTH_MIN <= len(text) <= SECRET_LENGTH_MAX or _is_guessable(text):
         raise InvalidConfig(
-            f"{label} must be a secret that nobody can guess, of at least {SECRET_LENGTH_MIN} characters without"
+            f"{label} must be an unguessable secret of at least {SECRET_LENGTH_MIN} characters without"
             " blanks, and not the placeholder of an example; `openssl rand -hex 32` makes one"
         )
     return text

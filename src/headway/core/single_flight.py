@@ -11,11 +11,11 @@ REST_S_MAX: Final = 60.0
 T = TypeVar("T")
 
 
-class Recent(Generic[T]):
+class CachedRead(Generic[T]):
     """What was read last, for `fresh_s` seconds; with `cost`, reading takes no larger part of all time than that.
 
-    However often it is asked for and however large the store is: a look that took a second is good for twenty where
-    its cost may be a twentieth, but never for more than a minute. An error is told to those who wait, and not kept.
+    A read that took a second is then cached for twenty seconds with a cost of a twentieth, but never for more than a
+    minute. An error is raised in all waiting callers, and not cached.
     """
 
     def __init__(

@@ -63,7 +63,7 @@ class Cron:
         return timetable(self.expr, self.tz, self.dst, self.seconds).count_between(after, until)
 
     def note(self, instant: Instant) -> str | None:
-        """Say what daylight saving does to this instant, for previews."""
+        """Describe how daylight saving affects this instant, for previews."""
         return timetable(self.expr, self.tz, self.dst, self.seconds).note(instant)
 
 

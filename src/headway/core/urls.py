@@ -1,6 +1,6 @@
 """URLs from users: their syntax, and which addresses a request may go to (SSRF protection).
 
-Whoever may set a URL could make a process connect to something that only it can reach: a database beside it, the
+A user who may set a URL could make a process connect to hosts that only it can reach: a database beside it, the
 metadata service of its cloud, itself. `check_url` checks the text; `vetted` checks the addresses that the host has at
 the moment of use.
 """
@@ -90,7 +90,7 @@ def check_url(text: object, what: str = "url") -> str:
     if parts.scheme not in ("http", "https") or not host or port == 0:
         raise DefinitionError(f"{what} must look like https://example.org/hook, not {shown}")
     if "@" in parts.netloc:
-        raise DefinitionError(f"{what} {shown} has a password, which everybody who sees it could use")
+        raise DefinitionError(f"{what} {shown} has a password, which others could see and use")
     place = f"[{host}]" if ":" in host else host
     path, query = (percent_encode(part, safe=_URL_SAFE) for part in (parts.path or "/", parts.query))
     is_usual = port in (None, 80 if parts.scheme == "http" else 443)
@@ -106,7 +106,7 @@ def _plain_host(text: str) -> str:
         return str(address)
     host = text.rstrip(".").encode("idna").decode().lower()
     if not _HOST.fullmatch(host):
-        raise ValueError("that is no name of a host")
+        raise ValueError("that is not a valid host name")
     return host
 
 
@@ -157,11 +157,11 @@ def vetted(host: str, found: Iterable[str], allowed: Allowed) -> tuple[IPAddress
         for address in addresses:
             why = allowed.refusal(address)
             if why is not None:
-                raise NotAllowed(f"the host leads to an address to which nothing is sent: {why}")
+                raise NotAllowed(f"the host resolves to an address to which nothing is sent: {why}")
     return addresses
 
 
 def _address(text: str) -> IPAddress:
     if "%" in text:
-        raise NotAllowed("the host leads to an address to which nothing is sent: link-local")
+        raise NotAllowed("the host resolves to an address to which nothing is sent: link-local")
     return ipaddress.ip_address(text)

@@ -52,7 +52,7 @@ class Endpoint:
 
     @property
     def is_callbacks(self) -> bool:
-        """Say whether it stands for the callback_url of jobs."""
+        """Return whether it represents the callback_url of jobs."""
         return not self.url
 
     def signing(self, now: Instant) -> list[str]:
@@ -124,7 +124,7 @@ class Outbox(Protocol):
     async def record(
         self, delivery: Delivery, outcome: Outcome | None, *, status: str, delay: Duration | None
     ) -> Delivery | None:
-        """Record what came of a message; None when its lease was lost."""
+        """Record the outcome of a message; None if its claim was lost."""
         ...
 
     async def change(self, endpoint_id: str, *, is_on: bool | None = ...) -> Endpoint:

@@ -1,1 +1,1 @@
-"""ASK, DO: every question and every operator verb once, for HTTP, the command line and the Python API."""
+"""Operations: each query and each operator action, once, for HTTP, the command line and the Python API."""

@@ -11,7 +11,7 @@ from headway.core.errors import DefinitionError, Denied
 from headway.core.instants import parse_duration, parse_instant
 from headway.core.validation import NAME_LENGTH_MAX
 from headway.operations.caller import Caller
-from headway.operations.verbs import Group, verb
+from headway.operations.verbs import OperationGroup, verb
 from headway.wire.access import (
     AuditLogEntry,
     CreatedToken,
@@ -61,7 +61,7 @@ _Since = Annotated[Time, msgspec.Meta(description="only from this time on", exam
 _Until = Annotated[Time, msgspec.Meta(description="only before this time", examples=["2027-02-01T00:00:00Z"])]
 
 
-class Identity(Group):
+class Identity(OperationGroup):
     """The caller."""
 
     @verb("GET /api/me", id="who_am_i", role="viewer")
@@ -82,7 +82,7 @@ class Identity(Group):
         )
 
 
-class Tokens(Group):
+class Tokens(OperationGroup):
     """Tokens for the API."""
 
     @verb("GET /api/tokens", id="list_tokens", role="admin")
@@ -113,7 +113,7 @@ class Tokens(Group):
         """
         whose = self.caller.principal.tenant if tenant is None else tenant
         if not self.caller.principal.sees(whose):
-            raise Denied("tenant: your token is for another tenant and can make none for this one")
+            raise Denied("tenant: your token belongs to another tenant and cannot create tokens for this one")
         token, value = await self.caller.store.tokens.create(
             name=name,
             tenant=whose,
@@ -137,7 +137,7 @@ class Tokens(Group):
         )
 
 
-class AuditLog(Group):
+class AuditLog(OperationGroup):
     """The audit log: what operators and admins did."""
 
     @verb("GET /api/audit-log", id="read_audit_log", role="admin", aliases={"/api/trail": "read_trail"})
@@ -155,7 +155,7 @@ class AuditLog(Group):
     ) -> Page[AuditLogEntry]:
         """Read the audit log, the newest entries first.
 
-        It has every action of an operator or admin. The database refuses to change or delete an entry.
+        It contains every action of an operator or admin. The database refuses to change or delete an entry.
         """
         found = await self.caller.store.audit_log.page(
             tenant=_visible(self.caller, tenant),
@@ -178,7 +178,7 @@ def _sequence(cursor: str) -> int:
 
 
 def _visible(caller: Caller, tenant: str | None) -> str | None:
-    """Return the tenant to read; None for all. A caller of one tenant sees no other one."""
+    """Return the tenant to read; None for all. A caller with one tenant sees no other tenant."""
     if caller.tenant is not None and tenant not in (None, caller.tenant):
         raise Denied("tenant: this token sees one tenant only; leave it out")
     return caller.tenant or tenant

@@ -1,6 +1,6 @@
-"""Find what needs an operator in an overview. Pure.
+"""Derive the alerts from an overview. Pure.
 
-`faults` are those of the system. `alerts` are the faults and work that failed or was missed, the most severe first.
+`faults` concern the system. `alerts` are the faults plus work that failed or was missed, the most severe first.
 """
 
 import shlex
@@ -19,24 +19,24 @@ NAMES_SHOWN: Final = 5
 STANDSTILL_S: Final = 30.0
 TRANSACTION_S_MAX: Final = 120.0
 SKEW_S_MAX: Final = 1.0
-SETTLED_AFTER: Final = 5 * SECOND  # A node says first that it lives, and begins to listen then.
+SETTLED_AFTER: Final = 5 * SECOND  # A node registers first and starts to listen after that.
 
 
 _TROUBLES: Final = {
     READ_ONLY: Alert(
         code="store_read_only",
-        message="the store is read-only: nothing is decided, started or recorded until it takes writes again",
-        cure="connect to the primary, or end its read-only phase; everything goes on by itself then",
+        message="the store is read-only: nothing is decided, started or recorded until it accepts writes again",
+        cure="connect to the primary, or end its read-only mode; Headway then resumes by itself",
     ),
     FULL: Alert(
         code="store_full",
-        message="the store has no room left: nothing is decided, started or recorded until it takes writes again",
-        cure="free space on the disk of the store; everything goes on by itself then",
+        message="the store is full: nothing is decided, started or recorded until it accepts writes again",
+        cure="free space on the disk of the store; Headway then resumes by itself",
     ),
     AWAY: Alert(
         code="store_stuck",
-        message="the store answers, but takes no writes: a lock on a table, or a standby that confirms no commits",
-        cure="end the transaction that holds the lock, or see to the standby",
+        message="the store answers, but takes no writes: a table is locked, or a standby confirms no commits",
+        cure="end the transaction that holds the lock, or repair the standby",
     ),
 }
 
@@ -44,7 +44,7 @@ _TROUBLES: Final = {
 def alerts(overview: Overview) -> Iterator[Alert]:
     """Yield everything that needs an operator now, the most severe first."""
     for fault in faults(overview):
-        if fault.code != "schedules_held":  # Each of them is named below.
+        if fault.code != "schedules_held":  # Each of these schedules is named below.
             yield fault
     for ref, reason in overview.held:
         yield Alert(
@@ -89,7 +89,7 @@ def _undelivered(number: int) -> Iterator[Alert]:
 
 def faults(overview: Overview) -> Iterator[Alert]:
     """Yield the faults of the system, each with a message that stands alone."""
-    if overview.trouble != OK:  # Nobody can write that it lives, so nobody knows who does.
+    if overview.trouble != OK:  # No node can write a heartbeat, so it is unknown which nodes are alive.
         yield _TROUBLES[overview.trouble]
     elif not overview.schedulers:
         yield Alert(code="no_scheduler", message="no scheduler is alive", cure="headway scheduler")
@@ -119,7 +119,7 @@ def faults(overview: Overview) -> Iterator[Alert]:
 
 
 def _shard_faults(overview: Overview) -> Iterator[Alert]:
-    """A shard that nobody leads is a part of the schedules that nobody decides."""
+    """Report shards without a leader: no scheduler decides their schedules."""
     leaders = [node.state for node in overview.schedulers if node.state.get("mode") == "leader"]
     numbers = sorted({state["shards"] for state in leaders if "shards" in state})
     if len(numbers) > 1:
@@ -170,7 +170,7 @@ def _store_faults(transaction: OpenTransaction | None) -> Iterator[Alert]:
     if transaction is not None and transaction.age_s >= TRANSACTION_S_MAX:
         age = span(round(transaction.age_s) * SECOND)
         words = f"a transaction has been open for {age} ({transaction.who}): dead rows pile up, and claims slow down"
-        cure = "end it, or set idle_in_transaction_session_timeout"
+        cure = "end that transaction, or set idle_in_transaction_session_timeout"
         yield Alert(code="long_transaction", message=words, cure=cure)
 
 
@@ -186,15 +186,15 @@ def _engine_faults(nodes: list[Node]) -> Iterator[Alert]:
 
 
 def _lost_nodes(overview: Overview) -> Iterator[Alert]:
-    """Name the processes that ended without a word, unless another one has taken their name and place since."""
+    """Name the processes that ended without signing off, unless another one has replaced them since."""
     for node in overview.lost[:NAMES_SHOWN]:
         ago = span(max(0, overview.now - node.beat_at))
         roles = ", ".join(node.roles)
-        words = f"{node.name} ({roles}) was last heard of {ago} ago and did not say goodbye"
-        cure = "start it again if it should run; what it had is taken over by others"
+        words = f"{node.name} ({roles}) sent its last heartbeat {ago} ago and did not shut down cleanly"
+        cure = "start it again if it should run; other nodes have taken over its work"
         yield Alert(code="node_lost", message=words, cure=cure, target=node.name)
     if (more := len(overview.lost) - NAMES_SHOWN) > 0:
-        words = f"{_count(more, 'more node')} ended without a word in the last hour"
+        words = f"{_count(more, 'more node')} ended without a clean shutdown in the last hour"
         yield Alert(code="node_lost", message=words, cure="headway workers list")
 
 
@@ -203,15 +203,15 @@ def _node_faults(node: Node, kind: str) -> Iterator[Alert]:
     if isinstance(skew_s, int | float) and abs(skew_s) > SKEW_S_MAX:
         side = "ahead of" if skew_s > 0 else "behind"
         by = span(round(abs(skew_s)) * SECOND)
-        words = f"the clock of {node.name} is {by} {side} the store's: its log lines are off, decisions are not"
+        words = f"the clock of {node.name} is {by} {side} the store's: times in its log are wrong, decisions are not"
         yield Alert(code="clock_off", message=words, cure="run a time service (NTP) on that machine", target=node.name)
     is_settled = node.beat_at - node.started_at >= SETTLED_AFTER
     if kind == "postgresql" and is_settled and node.state.get("wake_ups") == "poll":
-        words = f"{node.name} polls: notifications do not reach it"
+        words = f"{node.name} polls, because notifications do not reach it"
         yield Alert(code="polling", message=words, cure="headway doctor", target=node.name)
     for loop, idle_s in node.state.get("loops", {}).items():
         if idle_s > STANDSTILL_S:
-            words = f"the loop {loop} of {node.name} has stood still for {span(round(idle_s) * SECOND)}"
+            words = f"the loop {loop} of {node.name} has been stuck for {span(round(idle_s) * SECOND)}"
             yield Alert(code="standstill", message=words, cure="headway doctor", target=node.name)
 
 

@@ -1,7 +1,7 @@
-"""What operators do, as the trail tells it: the same words whether it was done over HTTP or at a terminal.
+"""Audit entries of jobs, dead letters and schedules, described before the action.
 
-Each function says in advance what is about to be done. The store writes it together with what it changes, or not at all
-where nothing changes; see `Store.acting`.
+The store writes an entry together with what it changes, or not at all where nothing changes; see `Store.auditing`. An
+entry that one short operation uses is written there.
 """
 
 import getpass
@@ -9,37 +9,31 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
-
 from headway.core.failures import DeadLetter
 from headway.core.instants import Instant
 from headway.core.jobs import EnqueuedRow, Job, NewJob
-from headway.core.nodes import Node
 from headway.core.schedules import Schedule, ScheduleSpec
-from headway.core.settings import mask_url
-from headway.core.webhooks import Delivery, Endpoint
 from headway.store.audit_log import AuditEntry
 from headway.store.bulk import BulkResult
 from headway.store.schedules import Triggered
 from headway.wire.base import stamp
 from headway.wire.schedules import short_definition
-from headway.wire.webhooks import webhook_of
 
-_SHOWN_MAX: Final = 50  # Of the jobs and tasks that were enqueued at once.
-_SAID_MAX: Final = 200  # Of a filter; a line of the trail has its bounds, and has to name the jobs too.
+_SHOWN_MAX: Final = 50  # Jobs and tasks listed when many are enqueued at once.
+_SAID_MAX: Final = 200  # Characters of a filter: an entry is bounded and must also name the jobs.
 
 
 def origin() -> str:
-    """Say which user of which machine acts, for what is done on the store itself."""
+    """Return `user@host`, the origin of actions that work directly on the store."""
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # A user without a name, as in many containers.
+    except (OSError, KeyError):  # The user has no name, as in many containers.
         user = "?"
     return f"{user}@{socket.gethostname()}"
 
 
 def enqueue(jobs: Sequence[NewJob]) -> list[AuditEntry]:
-    """Enqueue jobs: an entry for each tenant. Keys are not told, as they may be names."""
+    """Enqueue jobs: one entry per tenant. Keys are left out, since they may contain personal data."""
     by_tenant: dict[str, dict[str, str]] = {}
     for job in jobs:
         by_tenant.setdefault(job.tenant, {})[job.id] = job.task
@@ -66,23 +60,23 @@ def _enqueue(tenant: str, tasks: Mapping[str, str]) -> AuditEntry:
 
 
 def cancel(job: Job, reason: str) -> AuditEntry:
-    """End a job, or have it stop."""
+    """Cancel a job."""
     return AuditEntry("job.cancel", job.id, job.tenant, {"before": str(job.status), "reason": reason}, _cancelled)
 
 
 def _cancelled(result: tuple[Sequence[str], Sequence[str]]) -> Mapping[str, Any] | None:
-    """Tell of a cancellation that ended a job or asked one to stop, not of one that found nothing to do."""
+    """Record a cancellation that ended a job or asked one to stop; one that changed nothing leaves no entry."""
     return {} if any(result) else None
 
 
 def retry(job: Job, *, other_args: bool = False) -> AuditEntry:
-    """Run a job that has ended once more, perhaps with other arguments."""
+    """Run a finished job again, perhaps with other arguments."""
     what = {"other_args": True} if other_args else {}
     return AuditEntry("job.retry", job.id, job.tenant, what, lambda new: {"new": new})
 
 
 def act_on_many(verb: str, tenant: str, chosen: Mapping[str, Any], reason: str) -> AuditEntry:
-    """Retry or cancel many jobs of one tenant at once: those that a filter has chosen, or that were named."""
+    """Retry or cancel many jobs of one tenant, chosen by a filter or by id."""
     said = {name: value[:_SAID_MAX] if isinstance(value, str) else value for name, value in chosen.items()}
     return AuditEntry(f"job.{verb}", "*", tenant, {"filter": said, "reason": reason}, _jobs)
 
@@ -92,17 +86,17 @@ def _jobs(result: BulkResult) -> Mapping[str, Any] | None:
 
 
 def retry_dead(letter: Job | DeadLetter) -> AuditEntry:
-    """Run a dead letter once more."""
+    """Retry a dead letter."""
     return AuditEntry("dead.retry", letter.id, letter.tenant, {"before": str(letter.status)}, lambda new: {"new": new})
 
 
 def drop_dead(letter: Job | DeadLetter) -> AuditEntry:
-    """Take a dead letter off the list."""
+    """Drop a dead letter."""
     return AuditEntry("dead.drop", letter.id, letter.tenant, {"before": str(letter.status)})
 
 
 def drop_dead_group(tenant: str, filters: Mapping[str, str]) -> AuditEntry:
-    """Take many dead letters of one tenant off the list."""
+    """Drop many dead letters of one tenant."""
     return AuditEntry("dead.drop", "*", tenant, {"filters": dict(filters)}, _letters)
 
 
@@ -110,30 +104,8 @@ def _letters(dropped: Sequence[str]) -> Mapping[str, Any] | None:
     return {"letters": list(dropped)} if dropped else None
 
 
-def purge(tenant: str, key: str | None) -> AuditEntry:
-    """Erase the content of jobs. The key is not told: it is erased, too."""
-    return AuditEntry(
-        "purge", "*", tenant, {"of_one_job": key is not None}, lambda ids: {"jobs": len(ids)} if ids else None
-    )
-
-
-def pause_queue(queue: str, reason: str) -> AuditEntry:
-    """Take nothing more from a queue."""
-    return AuditEntry("queue.pause", queue, None, {"before": "on", "after": "paused", "reason": reason})
-
-
-def resume_queue(queue: str) -> AuditEntry:
-    """Take from a queue again."""
-    return AuditEntry("queue.resume", queue, None, {"before": "paused", "after": "on"})
-
-
-def drain(node: Node) -> AuditEntry:
-    """Have a worker leave."""
-    return AuditEntry("worker.drain", node.id, None, {"name": node.name, "before": node.asked, "after": "drain"})
-
-
 def put_schedule(name: str, before: ScheduleSpec | None, after: ScheduleSpec) -> AuditEntry:
-    """Make a schedule, or another one of it."""
+    """Create or change a schedule."""
     definitions = {"before": _definition(before), "after": _definition(after)}
     return AuditEntry("schedule.put", name, after.tenant, definitions, _put)
 
@@ -143,13 +115,13 @@ def _put(outcome: str) -> Mapping[str, Any] | None:
 
 
 def pause_schedule(schedule: Schedule, reason: str, until: Instant | None) -> AuditEntry:
-    """Stop a schedule."""
+    """Pause a schedule."""
     what = {"before": "on", "after": "paused", "reason": reason, "until": stamp(until)}
     return AuditEntry("schedule.pause", schedule.name, schedule.spec.tenant, what)
 
 
 def resume_schedule(schedule: Schedule, now: Instant) -> AuditEntry:
-    """Let a paused schedule run again."""
+    """Resume a paused schedule."""
     pause = schedule.paused_at(now)
     what = {"before": "paused", "after": "on", "paused_since": None if pause is None else stamp(pause.since)}
     return AuditEntry("schedule.resume", schedule.name, schedule.spec.tenant, what)
@@ -181,38 +153,3 @@ def remove_schedule(schedule: Schedule) -> AuditEntry:
 
 def _definition(spec: ScheduleSpec | None) -> Mapping[str, Any] | None:
     return None if spec is None else short_definition(spec)
-
-
-def add_webhook(tenant: str, url: str, events: Sequence[str]) -> AuditEntry:
-    """Make a webhook."""
-    what = {"url": mask_url(url), "events": list(events)}
-    return AuditEntry("webhooks.add", lambda rows: str(rows[0]["id"]), tenant, what)
-
-
-def change_webhook(before: Endpoint, now: Instant) -> AuditEntry:
-    """Change a webhook."""
-
-    def changes(after: Endpoint) -> Mapping[str, Any]:
-        old, new = (msgspec.structs.asdict(webhook_of(endpoint, now)) for endpoint in (before, after))
-        return {"changes": {name: [old[name], new[name]] for name in new if old[name] != new[name]}}
-
-    return AuditEntry("webhooks.change", before.id, before.tenant, detail_from=changes)
-
-
-def rotate_secret(webhook_id: str, keep: str) -> AuditEntry:
-    """Make a new secret for a webhook."""
-    return AuditEntry("webhooks.rotate", webhook_id, lambda endpoint: str(endpoint.tenant), {"keep": keep})
-
-
-def remove_webhook(endpoint: Endpoint) -> AuditEntry:
-    """Remove a webhook."""
-    return AuditEntry("webhooks.remove", endpoint.id, endpoint.tenant, {"url": mask_url(endpoint.url)}, lambda _: {})
-
-
-def replay(delivery_id: str) -> AuditEntry:
-    """Send a message again."""
-    return AuditEntry("deliveries.replay", delivery_id, lambda sent: str(sent.tenant), detail_from=_replayed)
-
-
-def _replayed(delivery: Delivery) -> Mapping[str, Any]:
-    return {"endpoint": delivery.endpoint}

@@ -1,7 +1,7 @@
-"""Retry or cancel many jobs at once: those that match the filters of a list, or those that are named.
+"""Retry or cancel many jobs at once, selected by the filters of a list or by id.
 
-A few transactions, each of one tenant with its entry in that tenant's audit log. What something can be done to is
-chosen anew each time, so a call that was broken off, or whose answer was lost, is simply made again.
+It takes a few transactions, each for one tenant and with its entry in that tenant's audit log. Each call selects the
+jobs that qualify anew, so a call that was interrupted, or whose response was lost, can simply be repeated.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,11 +28,11 @@ class Bulk:
         self._many = many
 
     async def run(self) -> ManyOutcome:
-        """Act on the jobs that a filter selects, oldest first, or on those that are named."""
+        """Act on the jobs that a filter selects, oldest first, or on the jobs with these ids."""
         require_printable(self._many.reason, "reason")
         which, ids = self._many.filter, self._many.ids
         if (which is None) == (ids is None):
-            raise DefinitionError("say which in one way: filter, or ids")
+            raise DefinitionError("give either filter or ids")
         if ids is not None:
             return await self._named(ids)
         assert which is not None
@@ -41,7 +41,7 @@ class Bulk:
             require_printable(text, f"filter.{name}")
         chosen = chosen_by(self._caller, which, prefix="filter.")
         if said.keys() <= ({"tenant"} if self._caller.tenant is not None else set()):
-            raise DefinitionError("filter: it is empty; who means all jobs says so, for example by their status")
+            raise DefinitionError("filter: it is empty; to select all jobs, name their statuses")
         return _outcome(0, True, more=False) if chosen is None else await self._matching(chosen, said)
 
     async def _matching(self, chosen: JobFilter, said: Mapping[str, Any]) -> ManyOutcome:
@@ -61,7 +61,7 @@ class Bulk:
         found = await self._caller.store.bulk.find(ids, self._verb, tenant=self._caller.tenant)
         fit = sum(is_fit for _, is_fit in found.values())
         unknown = [(job_id, UNKNOWN) for job_id in ids if job_id not in found]
-        # Jobs that do not qualify are tried as well: the store says why not.
+        # Jobs that do not qualify are sent as well: the store returns the reason.
         tried = [(job_id, found[job_id][0]) for job_id in ids if job_id in found]
         if self._many.dry_run:
             return _outcome(fit, True, BulkResult((), tuple(unknown)), more=fit > limit)

@@ -1,7 +1,7 @@
-"""The year of a schedule, day by day: what was decided on each, and how the jobs ended that came of it.
+"""The year of a schedule, day by day: the decisions on each day, and how the resulting jobs ended.
 
-Days are those of the schedule's own zone, and may have 23 or 25 hours. The store counts; it is told in which stretches
-of time the local clock is ahead of UTC by how much, since no two databases know zones alike.
+Days are days in the schedule's own time zone and may have 23 or 25 hours. The store counts. It receives the UTC offsets
+and the periods in which they hold, since databases differ in their time zone data.
 """
 
 from bisect import bisect_right
@@ -23,12 +23,12 @@ _EPOCH: Final = date(1970, 1, 1)
 
 
 def year_of(instant: Instant, tz: str) -> int:
-    """Return the year that a zone's clock shows, within bounds."""
+    """Return the current year in a time zone, within bounds."""
     return min(max(to_datetime(instant).astimezone(zone(tz)).year, YEAR_MIN), YEAR_MAX)
 
 
 async def calendar(ledger: StoreLedger, name: str, year: int, tz: str) -> Calendar:
-    """Count the decisions of a schedule by day; days on which there was nothing to decide are left out."""
+    """Count the decisions of a schedule by day; days without decisions are left out."""
     first = date(year, 1, 1)
     begins = _begins(first, date(year + 1, 1, 1), tz)
     stretches = list(_stretches(begins[0], begins[-1], tz))
@@ -59,13 +59,13 @@ def _add(counts: dict[str, int], name: str, number: int) -> None:
 
 
 def _begins(first: date, end: date, tz: str) -> list[Instant]:
-    """Return when each day from the first on begins, and last when the end does."""
+    """Return when each day begins, and as the last item when the last day ends."""
     line, label = timeline(tz), (first - _EPOCH).days * DAY_S
     return [line.reach(label + number * DAY_S)[0] * SECOND for number in range((end - first).days + 1)]
 
 
 def _stretches(since: Instant, before: Instant, tz: str) -> Iterator[tuple[Instant, Instant, Duration]]:
-    """Yield the times within which the local clock does not jump: from, to, and how far it is ahead of UTC."""
+    """Yield the periods with a constant UTC offset: start, end and offset."""
     line, second = timeline(tz), since // SECOND
     while second * SECOND < before:
         segment = line.at(second)
@@ -74,7 +74,7 @@ def _stretches(since: Instant, before: Instant, tz: str) -> Iterator[tuple[Insta
 
 
 def _spread(run: Mapping[str, Any], begins: Sequence[Instant]) -> Iterator[tuple[int, int]]:
-    """Yield on which days the decisions of a run fall, and how many, as if they were equally far from each other."""
+    """Yield the days on which the decisions of a run fall, with their number, assuming equal distances."""
     instant, until, count = run["instant"], run["until"], run["count"]
     span = max(1, until - instant)
     low = max(bisect_right(begins, instant) - 1, 0)

@@ -1,4 +1,4 @@
-"""Who calls an operation, with which rights, on which store."""
+"""The caller of an operation: its rights, its quotas and the store that it works on."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -36,7 +36,7 @@ class Principal:
     session: str | None = None
 
     def may(self, role: str) -> bool:
-        """Say whether the credential has at least this role."""
+        """Return whether the credential has at least this role."""
         return _RANKS[self.role] >= _RANKS[role]
 
     @property
@@ -46,45 +46,45 @@ class Principal:
 
     @property
     def holder(self) -> str:
-        """Name whose share of a quota the credential uses: its tenant's, or its own if it sees all tenants."""
+        """The holder whose quota the credential uses: its tenant, or itself if it sees all tenants."""
         return self.one_tenant or f"*{self.token_id or self.name}"  # No tenant begins with `*`.
 
     def sees(self, tenant: str) -> bool:
-        """Say whether the credential sees a tenant."""
+        """Return whether the credential sees a tenant."""
         return self.tenant in (ALL_TENANTS, tenant)
 
 
 class Quotas(Protocol):
-    """Bounds what one tenant may take; raises when that is exceeded."""
+    """The quotas of one tenant; they raise an error when exceeded."""
 
     async def jobs(self, principal: Principal, more: int) -> None:
-        """Admit so many more jobs."""
+        """Admit this many more jobs."""
         ...
 
     async def schedules(self, principal: Principal, more: int) -> None:
-        """Admit so many more schedules."""
+        """Admit this many more schedules."""
         ...
 
 
 class Offload(Protocol):
-    """Does large pieces of work beside the event loop, a few of them at a time for each holder."""
+    """Runs large pieces of work outside the event loop, a few at a time for each holder."""
 
     def turn(self, holder: str) -> AbstractAsyncContextManager[None]:
-        """Wait for one's turn."""
+        """Hold one of the holder's places; wait until one is free."""
         ...
 
     async def run(self, size: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Do a piece of work on that many bytes, for who has a turn."""
+        """Do a piece of work on that many bytes; the caller already holds a place."""
         ...
 
     async def take_turn(self, holder: str, size: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Do a piece of work on that many bytes: at once if they are few, else when it is one's turn."""
+        """Do a piece of work on that many bytes: at once if they are few, else when a place is free."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls, from where, and the store that the operations work on. A caller without quotas has no bounds."""
+    """The caller, its origin, and the store that the operations work on. Without quotas, a caller is unlimited."""
 
     principal: Principal
     origin: str
@@ -100,7 +100,7 @@ class Caller:
 
     @property
     def name(self) -> str:
-        """The name that the audit log and the records have."""
+        """The name for the audit log and the records."""
         return self.principal.name
 
     @property
@@ -115,16 +115,16 @@ class Caller:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether one call may only take so much: calls over HTTP are bounded."""
+        """Whether the work of one call is limited: calls over HTTP are."""
         return self.quotas is not None
 
     def require_role(self, role: str) -> None:
-        """Deny a caller whose role is not enough."""
+        """Raise an error if the caller lacks this role."""
         if not self.principal.may(role):
             raise Denied(f"the role {role} is needed, this token has {self.principal.role}")
 
     def require_all_tenants(self) -> None:
-        """Deny a caller of one tenant what concerns all of them."""
+        """Raise an error if the caller sees one tenant only."""
         if self.tenant is not None:
             raise Denied("this concerns all tenants; a token for all of them is needed")
 
@@ -134,17 +134,17 @@ class Caller:
         return self.jobs or StoredJobs(self.store)
 
     def turn(self) -> AbstractAsyncContextManager[None]:
-        """Wait for one's turn to do something large; load what is large only then."""
+        """Hold a place for large work; load large data only while holding it."""
         return nullcontext() if self.offload is None else self.offload.turn(self.principal.holder)
 
     async def convert(self, size: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Do work that grows with what users have sent; a server does large pieces beside its event loop."""
+        """Do work that grows with user data; a server does large pieces outside its event loop."""
         if self.offload is None:
             return work(*args, **options)
         return await self.offload.take_turn(self.principal.holder, size, work, *args, **options)
 
     async def convert_now(self, size: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Do such work for who has a turn."""
+        """Do such work; the caller already holds a place."""
         return work(*args, **options) if self.offload is None else await self.offload.run(size, work, *args, **options)
 
     async def options_of(self, task: str, args: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
@@ -152,12 +152,12 @@ class Caller:
         return (Options(), args) if self.tasks is None else await self.tasks.options_of(task, args)
 
     async def admit_jobs(self, more: int) -> None:
-        """Refuse jobs beyond the quota of the caller's tenant."""
+        """Raise an error if these jobs exceed the quota of the caller's tenant."""
         if self.quotas is not None:
             await self.quotas.jobs(self.principal, more)
 
     async def admit_schedules(self, more: int) -> None:
-        """Refuse schedules beyond the quota of the caller's tenant."""
+        """Raise an error if these schedules exceed the quota of the caller's tenant."""
         if self.quotas is not None and more:
             await self.quotas.schedules(self.principal, more)
 
@@ -178,7 +178,7 @@ class Caller:
 
 
 def require_printable(text: str, what: str) -> str:
-    """Refuse control characters in text that others are shown."""
+    """Raise an error if the text has control characters: other users see it."""
     if not text.isprintable():
-        raise DefinitionError(f"{what} must have printable characters only")
+        raise DefinitionError(f"{what} must contain printable characters only")
     return text

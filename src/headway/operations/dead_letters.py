@@ -1,8 +1,8 @@
 """Dead letters: jobs that failed for good and await review. List, count, retry and drop them.
 
-Lists, retries and drops choose letters in one place, so a dry run names exactly the jobs that the real one would touch.
-Retrying a letter makes a new job, linked to it; dropping one only takes it off the list. The failed job itself stays as
-it is, for as long as history is kept.
+Lists, retries and drops select letters in one place, so a dry run names exactly the jobs that the real run would touch.
+Retrying a letter creates a new job that is linked to it. Dropping one only removes it from the list. The failed job
+itself stays in the history until it is pruned.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from headway.core.lifecycle import Status
 from headway.operations import audit_log
 from headway.operations.caller import Caller, require_printable
 from headway.operations.job_reads import JOB_ID, page_of_jobs, shown_job, tenant_asked_for, versions_of
-from headway.operations.verbs import Group, check_cursor, verb
+from headway.operations.verbs import OperationGroup, check_cursor, verb
 from headway.store.failures import COUNTED_MAX
 from headway.wire.base import LISTED_BYTES_MAX, PAGE_DEFAULT, PAGE_MAX, Cursor, Limit, Page, Time
 from headway.wire.dead_letters import (
@@ -46,10 +46,10 @@ EVERY_LETTER: Final = LetterFilter()
 FinishedAfter = Annotated[
     Time, msgspec.Meta(description="jobs that failed since then", examples=["2027-01-31T05:00:00Z"])
 ]
-GroupLimit = Annotated[int, msgspec.Meta(ge=1, le=COUNTED_MAX, description="how many groups at most", examples=[50])]
+GroupLimit = Annotated[int, msgspec.Meta(ge=1, le=COUNTED_MAX, description="maximum number of groups", examples=[50])]
 
 
-class FailedJobs(Group):
+class FailedJobs(OperationGroup):
     """Failed jobs by error."""
 
     @verb("GET /api/failures", id="list_failures", role="viewer")
@@ -62,9 +62,9 @@ class FailedJobs(Group):
     ) -> Failures:
         """Count failed jobs by task and error, most first.
 
-        Dead letters; with `finished_after` every job that failed since then, also those that were retried or dropped.
-        Errors that differ only in numbers and ids are one. The newest 10,000 jobs are counted; `is_exact` says whether
-        those were all.
+        Dead letters; with `finished_after` every job that failed since then, including those that were retried or
+        dropped. Errors that differ only in numbers and ids count as one. The newest 10,000 jobs are counted; `is_exact`
+        says whether those were all.
         """
         groups = await self.caller.store.failures.groups(
             **_in_store(self.caller, which), since=None if finished_after is None else parse_instant(finished_after)
@@ -73,7 +73,7 @@ class FailedJobs(Group):
         return Failures([*map(group_of, groups[:limit])], len(groups), total, total < COUNTED_MAX)
 
 
-class DeadLetters(Group):
+class DeadLetters(OperationGroup):
     """Dead letters: jobs that failed for good and await review."""
 
     @verb("GET /api/dead", id="list_dead", role="viewer", stable=versions_of)
@@ -89,7 +89,7 @@ class DeadLetters(Group):
         failures = self.caller.store.failures
         letters, following = await failures.letters(**filters, error=which.error, before=before, limit=limit)
         found = await failures.jobs([letter.id for letter in letters], largest=LISTED_BYTES_MAX)
-        # The page may be short although there are more, since the search for an error is bounded.
+        # The page may be short even if there are more, since the search for an error is bounded.
         return await page_of_jobs(self.caller, found, limit, following=following)
 
     @verb(
@@ -101,8 +101,9 @@ class DeadLetters(Group):
     async def retry_many(self, which: ManyLetters) -> RetriedLetters:
         """Retry many dead letters, oldest first.
 
-        Say which: `ids`, filters, or `all`. `dry_run` changes nothing; `ids` are then the jobs that would be retried.
-        `more` says that `limit` was reached. Letters that were retried or dropped meanwhile are in `refused`.
+        Select them by `ids`, by filters, or with `all`. `dry_run` changes nothing; `ids` are then the jobs that would
+        be retried. `more` says that `limit` was reached. Letters that were retried or dropped meanwhile are in
+        `refused`.
         """
         chosen = await _chosen(self.caller, which)
         if which.dry_run:
@@ -116,7 +117,7 @@ class DeadLetters(Group):
                 done.append(RetriedLetter(letter.id, (await self._retried(letter)).id))
             except StoreError:
                 raise
-            except HeadwayError as error:  # Another operator was faster with this one; the others are still to do.
+            except HeadwayError as error:  # Another operator acted on this one first; continue with the others.
                 refused.append(RefusedLetter(letter.id, str(error)))
         ids = [one.id for one in done]
         return RetriedLetters(count=len(ids), ids=ids, retried=done, refused=refused, more=chosen.more, dry_run=False)
@@ -130,9 +131,9 @@ class DeadLetters(Group):
     async def drop_many(self, which: ManyLetters) -> DroppedLetters:
         """Drop many dead letters.
 
-        The jobs stay in the history; nothing runs again. Say which: `ids`, filters, or `all`. `dry_run` changes
-        nothing; `ids` are then the jobs that would be dropped. `more` says that `limit` was reached. Letters that were
-        retried or dropped meanwhile are in `refused`.
+        The jobs stay in the history; nothing runs again. Select them by `ids`, by filters, or with `all`. `dry_run`
+        changes nothing; `ids` are then the jobs that would be dropped. `more` says that `limit` was reached. Letters
+        that were retried or dropped meanwhile are in `refused`.
         """
         chosen = await _chosen(self.caller, which)
         if which.dry_run:
@@ -192,7 +193,7 @@ class DeadLetters(Group):
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The chosen letters, oldest first, whether there are more, and the named ones that are no dead letters."""
+    """The selected letters, oldest first, whether there are more, and the given ids that are not dead letters."""
 
     letters: Sequence[DeadLetter]
     more: bool
@@ -212,7 +213,7 @@ async def _chosen(caller: Caller, which: ManyLetters) -> _Chosen:
     for name, text in {**filters.given(), **(which.chosen_by.given() if which.chosen_by else {})}.items():
         require_printable(text, name)
     if (which.ids is not None) + bool(filters.given()) + which.all != 1:
-        raise DefinitionError("say which in one way: ids, filters (type, queue, schedule, tenant, error), or all")
+        raise DefinitionError("give exactly one of: ids, filters (type, queue, schedule, tenant, error), all")
     if which.limit > LETTERS_AT_ONCE and not which.dry_run:
         raise DefinitionError(f"limit must be at most {LETTERS_AT_ONCE:,}, except with dry_run")
     if which.ids is not None:
@@ -233,23 +234,23 @@ async def _named(caller: Caller, job_ids: Sequence[str]) -> list[DeadLetter]:
         if letter is None or not caller.principal.sees(letter.tenant):
             raise JobNotFound(f"no job has the id {job_id!r}")
         if not letter.status.is_final:
-            raise NotFinal(f"{letter.id} is {letter.status}; it is no dead letter")
+            raise NotFinal(f"{letter.id} is {letter.status}; it is not a dead letter")
     return [found[job_id] for job_id in sorted(found)]
 
 
 def _no_letter(letter: DeadLetter) -> JobNotFound:
     is_failed = letter.status in (Status.FAILED, Status.TIMED_OUT)
-    return JobNotFound(f"{letter.id} is no dead letter: {letter.status}" + (", reviewed" if is_failed else ""))
+    return JobNotFound(f"{letter.id} is not a dead letter: {letter.status}" + (", reviewed" if is_failed else ""))
 
 
 def _in_store(caller: Caller, which: FailureFilter) -> dict[str, Any]:
-    """Return the filters by the names that the store has for them."""
+    """Return the filters under the names that the store uses."""
     tenant = tenant_asked_for(caller, which.tenant)
     return {"task": which.type, "queue": which.queue, "schedule": which.schedule, "tenant": tenant}
 
 
 def _by_tenant(letters: Iterable[DeadLetter]) -> dict[str, list[str]]:
-    """Sort letters by tenant: each tenant has its own audit log."""
+    """Group letters by tenant: each tenant has its own audit log."""
     found: dict[str, list[str]] = {}
     for letter in letters:
         found.setdefault(letter.tenant, []).append(letter.id)

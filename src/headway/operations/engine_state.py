@@ -1,4 +1,4 @@
-"""What nodes say of the servers beside the store: those that grant leases, carry live values, or announce jobs."""
+"""What nodes report about the servers beside the store: for leases, live values and job announcements."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 from headway.core.json_values import JsonObject
 
-# What a node says of each is in its state under this name; and what is said of an absent one.
+# By its name in the state of a node: a phrase for messages, and what happens while it is unavailable.
 PARTS: Final = {
     "coordination": ("", "the store grants leases instead"),
     "live": ("for live values ", "followers see what the store has, twice a second"),
@@ -15,27 +15,27 @@ PARTS: Final = {
 
 
 class Stated(Protocol):
-    """A node, as far as it says how it is."""
+    """A node that reports its state."""
 
     @property
     def state(self) -> JsonObject:
-        """What it says of itself."""
+        """The state that the node reports."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSeen:
-    """One engine as all nodes see it that use it: how many they are, and what those say whom it does not answer."""
+    """One engine as its nodes see it: how many use it, and the errors of those that cannot reach it."""
 
     part: str
     name: str
     nodes: int
-    troubles: tuple[tuple[str, str], ...]  # The name of each node, where it is known, and what it says.
+    troubles: tuple[tuple[str, str], ...]  # The name of each node, if known, and its error.
     falls_back: bool
 
     @property
     def words(self) -> str:
-        """How it is, without the names of machines."""
+        """The state of the engine, without host names."""
         if not self.troubles:
             return "ok"
         absent = len(self.troubles)
@@ -44,12 +44,12 @@ class EngineSeen:
 
     @property
     def meanwhile(self) -> str:
-        """Say who does its part while it does not answer."""
+        """What replaces the engine while it does not answer."""
         return PARTS[self.part][1] if self.falls_back else "leases wait until it is back"
 
 
 def engines_of(nodes: Iterable[Stated]) -> list[EngineSeen]:
-    """Sum up what living nodes say; one of another version may say nothing, or something else."""
+    """Sum up the reports of live nodes; a node of another version may report nothing, or other fields."""
     found: dict[tuple[str, str], list[tuple[str, JsonObject]]] = {}
     for node in nodes:
         for part in PARTS:

@@ -14,19 +14,21 @@ from headway.operations.caller import Caller
 from headway.operations.job_reads import JOB_BYTES, names_of_nodes, shown_job
 from headway.operations.job_source import length_of
 from headway.wire.base import LISTED_BYTES_MAX
-from headway.wire.job_requests import EnqueuedJobs, NewJob
-from headway.wire.jobs import CreatedJob, Job, job_of, listed
+from headway.wire.job_requests import EnqueuedJobs
+from headway.wire.jobs import CreatedJob, Job, NewJob, job_of, listed
 
 AT_ONCE: Final = 50
 BULK_ANSWER_BYTES_MAX: Final = 4 << 20
+# Fields of the request that are options of the same name.
+_SAME_NAME: Final = tuple(name for name in NewJob.__struct_fields__ if name not in ("type", "args", "run_at"))
 
 
 async def enqueue_one(caller: Caller, job: NewJob, key: str | None) -> Job:
-    """Enqueue one job; return the earlier one, as it is by now, where the key was used before."""
+    """Enqueue one job; if the key was used before, return the earlier job in its current state."""
     if key is not None:
         check_name(key, "Idempotency-Key", KEY_LENGTH_MAX)
         if job.key not in (None, key):
-            raise DefinitionError("key: the body and the header Idempotency-Key say different things")
+            raise DefinitionError("key: the body and the header Idempotency-Key differ; send one of them")
     new = await _new_job(caller, job, key)
     [row] = await _enqueue(caller, [new])
     if row.is_new:
@@ -55,7 +57,7 @@ async def enqueue_many(caller: Caller, jobs: Sequence[NewJob]) -> EnqueuedJobs:
 
 
 def _bounded(jobs: Iterable[StoredJob], now: Instant, names: Mapping[str, str]) -> list[Job]:
-    """Convert jobs; omit the values of the remaining jobs once the answer is large enough."""
+    """Convert jobs; once the response is large enough, omit the values of the remaining ones."""
     items, size = [], 0
     for job in jobs:
         job = listed(job, largest=LISTED_BYTES_MAX if size < BULK_ANSWER_BYTES_MAX else 0)
@@ -75,28 +77,20 @@ async def _new_job(caller: Caller, job: NewJob, key: str | None) -> StoredNewJob
     if job.tenant is not None and own is not None and job.tenant != own:
         raise Denied("tenant: the tenant comes from the token; leave it out")
     if job.run_at is not None and job.delay is not None:
-        raise DefinitionError("delay and run_at exclude each other: say when in one way")
+        raise DefinitionError("delay and run_at exclude each other: give one of them")
     options, args = await caller.options_of(check_name(job.type, "type"), job.args)
     options = options.changed(
         {
-            "queue": job.queue,
-            "priority": job.priority,
+            **{name: getattr(job, name) for name in _SAME_NAME},
             "tenant": own or job.tenant,
-            "max_attempts": job.max_attempts,
-            "delay": job.delay,
-            "at": None if job.run_at is None else to_datetime(parse_start(job.run_at, what="run_at")),
             "key": key or job.key,
-            "tags": None if job.tags is None else tuple(job.tags),
-            "timeout": job.timeout,
-            "expires": job.expires,
-            "metadata": job.metadata,
-            "callback_url": job.callback_url,
+            "at": None if job.run_at is None else to_datetime(parse_start(job.run_at, what="run_at")),
         }
     )
     return options.new_job(caller.clock.new_id("job"), job.type, args)
 
 
 async def _earlier(caller: Caller, rows: Sequence[EnqueuedRow]) -> dict[str, StoredJob]:
-    """Return the jobs that already had these keys, as they are now, not as they were requested this time."""
+    """Return the jobs that already had these keys, in their current state, not as requested this time."""
     found = {row.earlier.id: row.earlier for row in rows if row.earlier is not None}
     return {job.id: job for job in await caller.job_source.overlaid([*found.values()])} if found else {}

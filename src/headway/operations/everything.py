@@ -16,7 +16,7 @@ from headway.operations.workers import Nodes, Workers
 
 
 class Operations:
-    """Every question and every verb, for one caller. `RemoteOperations` has the same over HTTP."""
+    """All operations, for one caller. `RemoteOperations` has the same ones over HTTP."""
 
     clock: Clock
     jobs: Jobs

@@ -1,4 +1,4 @@
-"""What is around a job, read from the store: as much of it as the status of the job makes matter."""
+"""Read the context of a job from the store, as far as its status requires it: workers, queue, predecessor."""
 
 from typing import Final
 
@@ -8,36 +8,31 @@ from headway.core.jobs import Job
 from headway.core.lifecycle import Status
 from headway.core.nodes import Node
 from headway.core.schedule_names import schedule_name
-from headway.operations.why import Around, QueuePause, Why, explain
+from headway.operations.why import Around, QueuePause
 from headway.store import Store
 from headway.store.job_filter import JobFilter
 
-ALIVE_WITHIN: Final = 10 * SECOND  # A node beats at least every two seconds.
+ALIVE_WITHIN: Final = 10 * SECOND  # A node sends a heartbeat at least every two seconds.
 RIVALS_SHOWN: Final = 20
 
 
 async def alive(store: Store) -> list[Node]:
-    """Return the nodes that live."""
+    """Return the live nodes."""
     return await store.nodes.alive(ALIVE_WITHIN)
 
 
 async def known(store: Store) -> list[Node]:
-    """Return the nodes that live, or have died without a word within the last day."""
+    """Return the live nodes and those that died without signing off within the last day."""
     return await store.nodes.alive(DAY)
 
 
 async def node_names(store: Store) -> dict[str, str]:
-    """Return what people call the nodes that are known."""
+    """Return the names of the known nodes by id."""
     return {node.id: node.name for node in await known(store)}
 
 
-async def why(store: Store, job: Job, now: Instant, *, tenant: str | None = None) -> Why:
-    """Say why a job is where it is, after a look around; to a tenant nothing that tells of others."""
-    return explain(job, await look_around(store, job, now, tenant=tenant))
-
-
 async def look_around(store: Store, job: Job, now: Instant, *, tenant: str | None = None) -> Around:
-    """Read what is around a job, as far as a tenant may know it."""
+    """Read the context of a job, as far as a tenant may see it."""
     if job.status.is_final:
         return Around(now=now, reruns=tuple(await store.jobs.reruns(job.id)))
     nodes = tuple(await alive(store))
@@ -56,7 +51,7 @@ async def look_around(store: Store, job: Job, now: Instant, *, tenant: str | Non
 
 
 async def pauses(store: Store, *, tenant: str | None = None) -> dict[str, QueuePause]:
-    """Return the paused queues. By whom and why is for those who see all tenants: a queue belongs to none of them."""
+    """Return the paused queues. Only callers that see all tenants learn by whom and why: a queue has no tenant."""
     return {
         name: QueuePause(since=row["paused_at"])
         if tenant is not None
@@ -66,7 +61,7 @@ async def pauses(store: Store, *, tenant: str | None = None) -> dict[str, QueueP
 
 
 async def _rivals(store: Store, job: Job, before: Job | None) -> tuple[Job, ...]:
-    """Return the live jobs of an exclusive schedule that are in the way although the predecessor has ended."""
+    """Return the live jobs of an exclusive schedule that still block although the predecessor has ended."""
     if not job.exclusive or job.schedule is None or (before is not None and not before.status.is_final):
         return ()
     found: list[Job] = []

@@ -1,8 +1,8 @@
-"""Reads jobs for everybody who asks at the same time with one statement.
+"""Read jobs for all concurrent callers with one statement (batched single-flight).
 
-While one read is on its way, those who come later wait for the next one together. Nobody gets an answer that was read
-before he asked, and who is alone does not wait. Of jobs that were read before, only the stamp is read, which is much
-less than the job, and the rest only where it has changed.
+Callers that arrive while a read is under way share the next one. No caller gets a result that was read before its call,
+and a single caller does not wait. For cached jobs only the stamp is read, which is much smaller than the job; the rest
+is read only if the stamp has changed.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ NAMES_FRESH_S: Final = 10.0
 NAMES_AGAIN_S: Final = 0.5
 SHOWN_MAX: Final = 2_000
 KNOWN_MAX: Final = 2_000
-KEPT_LENGTH_MAX: Final = 16 * 1024  # Jobs with more to say are read, and written, each time.
+KEPT_LENGTH_MAX: Final = 16 * 1024  # Larger jobs are not cached: they are read and encoded each time.
 
 
 class JobReader:
-    """Reads jobs by their whole id, without large arguments and results: `omitted` names those."""
+    """Reads jobs by complete id, without large arguments and results, which `omitted` names."""
 
     def __init__(self, store: Store, live: LiveView | None = None) -> None:
         self._store = store
@@ -41,11 +41,11 @@ class JobReader:
         self._loop = asyncio.get_running_loop()
 
     async def overlaid(self, jobs: Sequence[Job]) -> list[Job]:
-        """Return jobs with what they have said live."""
+        """Return jobs with their live values."""
         return await overlaid_all(self._live, jobs)
 
     async def whole(self, job: Job) -> Job:
-        """Return a job with everything that belongs to it, as it is by now."""
+        """Return the current job with all its content."""
         if not job.omitted:
             return job
         for found in await self.overlaid(await self._store.feed.jobs([job.id])):
@@ -55,13 +55,13 @@ class JobReader:
     async def get(self, job_id: str) -> Job:
         """Return a job; `JobNotFound` when there is none."""
         mine: asyncio.Future[Job] = self._loop.create_future()
-        self._waiting.setdefault(job_id, []).append(mine)  # Each its own: who goes takes nobody along.
+        self._waiting.setdefault(job_id, []).append(mine)  # One future per caller: each can be cancelled alone.
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._read())
         return await mine
 
     async def _read(self) -> None:
-        """Read for those who wait, as long as there are any."""
+        """Read for the waiting callers until none is left."""
         try:
             while self._waiting:
                 asked, self._waiting = self._waiting, {}
@@ -100,7 +100,7 @@ class JobReader:
                 found[job.id] = job
                 if length_of(job) <= KEPT_LENGTH_MAX:
                     self._known[job.id] = job
-        while len(self._known) > KNOWN_MAX:  # Those that nobody has asked for longest.
+        while len(self._known) > KNOWN_MAX:  # The least recently used ones.
             del self._known[next(iter(self._known))]
         return found
 
@@ -112,7 +112,7 @@ def _refuse(futures: list[asyncio.Future[Job]], error: Exception) -> None:
 
 
 class EncodedJobs:
-    """Jobs as JSON: each is converted once, and encoded once a second since some of it changes as time passes."""
+    """Jobs as JSON: each is converted once, and encoded at most once a second, since some fields change with time."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, bool], EncodedJob] = {}
@@ -142,18 +142,18 @@ class EncodedJob:
         self._body = b""
 
     def at(self, second: int) -> bytes | None:
-        """Return what was encoded in this second; None when nothing was."""
+        """Return what was encoded in this second, or None."""
         return self._body if second == self._second else None
 
     def encode(self, now: Instant, *, why: str | None, node_name: str | None) -> bytes:
-        """Encode the job with what is true now."""
+        """Encode the job with its time-dependent fields as of now."""
         set_outlook(self._shown, self.job, now, why=why, node_name=node_name)
         self._second, self._body = now // SECOND, msgspec.json.encode(self._shown)
         return self._body
 
 
 class NodeNames:
-    """What people call the nodes; read again when a node is met for the first time, and every few seconds."""
+    """The names of the nodes; read again for an unknown id, and every few seconds."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -162,7 +162,7 @@ class NodeNames:
         self._read_at = -1e9
 
     async def of(self, node_id: str | None) -> str | None:
-        """Return the name of a node; None when nobody knows it."""
+        """Return the name of a node, or None if it is unknown."""
         if node_id is None:
             return None
         now = self._clock.monotonic()

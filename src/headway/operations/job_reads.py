@@ -1,4 +1,4 @@
-"""What operations on jobs share: which jobs are meant, whether the caller sees them, and how they are shown."""
+"""Helpers for operations on jobs: find the jobs, check that the caller may see them, convert them."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,35 +9,35 @@ from headway.core.instants import Instant, parse_instant
 from headway.core.jobs import Job as StoredJob
 from headway.core.lifecycle import Status
 from headway.operations.caller import Caller
-from headway.operations.job_context import node_names
-from headway.operations.job_context import why as explain
+from headway.operations.job_context import look_around, node_names
 from headway.operations.job_source import length_of
+from headway.operations.why import Explanation, explain
 from headway.store import job_filter
 from headway.wire.base import Page
 from headway.wire.job_requests import JobFilter
 from headway.wire.jobs import Job, job_of, listed
 
-JOB_BYTES: Final = 1_024  # What a job has as JSON besides its texts, about.
+JOB_BYTES: Final = 1_024  # The approximate size of a job as JSON without its texts.
 PAGE_BYTES_MAX: Final = 1 << 20
 JOB_ID: Final = re.compile(r"job_[0-9a-z]{26}")
 
-# Statuses that the job alone explains; for the others the store has to be read.
+# The job alone explains these statuses; the others need a read of the store.
 PLAIN: Final = frozenset({Status.COMPLETED, Status.RUNNING, Status.CANCELLED, Status.SCHEDULED})
 
 
 def etag_of_job(job: Job) -> str:
-    """Return the version, weak: what the job says about time goes on without a change."""
+    """Return the version as a weak ETag: relative times in the JSON change without a new version."""
     return f'W/"{job.version}.{job.live}"' if job.live else f'W/"{job.version}"'
 
 
 def versions_of(page: Page[Job], caller: Caller) -> Any:
-    """Return which versions a page shows; what passes with the time is no change."""
+    """Return the versions on a page; the passing of time alone is not a change."""
     shown = [(job.id, job.version, job.live or 0) for job in page.items]
     return [caller.principal.may("operator"), page.next_cursor, shown]
 
 
 async def visible_job(caller: Caller, job_id: str) -> StoredJob:
-    """Read a job; one of another tenant does not exist for the caller."""
+    """Read a job; a job of another tenant is reported as not found."""
     job = await caller.job_source.get(job_id)
     if not caller.principal.sees(job.tenant):
         raise JobNotFound(f"no job has the id {job_id!r}")
@@ -45,14 +45,14 @@ async def visible_job(caller: Caller, job_id: str) -> StoredJob:
 
 
 def tenant_asked_for(caller: Caller, tenant: str | None) -> str | None:
-    """Say whose jobs are asked for; a caller of one tenant may ask for its own only."""
+    """Return the tenant whose jobs are requested; a caller of one tenant may request only its own."""
     if caller.tenant is not None and tenant not in (None, caller.tenant):
         raise Denied("tenant: this token sees one tenant only; leave it out")
     return caller.tenant or tenant
 
 
 def chosen_by(caller: Caller, which: JobFilter, *, prefix: str = "") -> job_filter.JobFilter | None:
-    """Return the filter of the store; None where nothing can match, as there are no batches yet."""
+    """Return the filter for the store; None if nothing can match, since batches do not exist yet."""
     tenant = tenant_asked_for(caller, which.tenant)
     if which.batch:
         return None
@@ -80,10 +80,19 @@ def _instant(text: str | None, what: str) -> Instant | None:
         raise DefinitionError(f"{what} must be a time such as 2027-01-31T08:00:00Z") from None
 
 
+async def explained_job(caller: Caller, job: StoredJob) -> Explanation:
+    """Say why a job is where it is; a caller of one tenant learns nothing about others."""
+    return explain(job, await look_around(caller.store, job, caller.now, tenant=caller.tenant))
+
+
+async def needed_explanation(caller: Caller, job: StoredJob) -> str | None:
+    """Say why a job is where it is; None where its status alone tells, so that the store need not be read."""
+    return None if job.status in PLAIN else (await explained_job(caller, job)).why
+
+
 async def shown_job(caller: Caller, job: StoredJob, kind: type[Job] = Job) -> Job:
-    """Return a job with its whole content, and why it is where it is."""
-    now = caller.now
-    words = None if job.status in PLAIN else (await explain(caller.store, job, now, tenant=caller.tenant)).why
+    """Return a job with its whole content and the explanation of its state."""
+    now, words = caller.now, await needed_explanation(caller, job)
     name = (await names_of_nodes(caller, [job])).get(job.node or "")
     with_traceback = caller.principal.may("operator")
     if not job.omitted:
@@ -100,9 +109,9 @@ async def shown_job(caller: Caller, job: StoredJob, kind: type[Job] = Job) -> Jo
 async def page_of_jobs(
     caller: Caller, found: Sequence[StoredJob], limit: int, *, following: str | None = None
 ) -> Page[Job]:
-    """Return a page of jobs, of those that fit into it: bounded by their number, and by their bytes.
+    """Return a page of jobs, bounded by number and by bytes.
 
-    `following` is where the next page begins if this one has all that was found, and they are fewer than the limit.
+    `following` is the start of the next page if this page contains all jobs found and they are fewer than the limit.
     """
     shown = _fitting(found)
     if len(shown) < len(found) or len(found) == limit:
@@ -114,7 +123,7 @@ async def page_of_jobs(
 
 
 def _fitting(found: Sequence[StoredJob]) -> list[StoredJob]:
-    """Return the first jobs whose texts fit into a page, at least one; what is too large for a list is left out."""
+    """Return the first jobs whose texts fit into a page, at least one; values too large for a list are left out."""
     shown: list[StoredJob] = []
     size = 0
     for job in map(listed, found):
@@ -126,10 +135,10 @@ def _fitting(found: Sequence[StoredJob]) -> list[StoredJob]:
 
 
 def jobs_of(jobs: Iterable[StoredJob], now: Instant, names: Mapping[str, str], *, with_traceback: bool) -> list[Job]:
-    """Return jobs as JSON has them."""
+    """Convert jobs to their JSON form."""
     return [job_of(job, now, node_name=names.get(job.node or ""), with_traceback=with_traceback) for job in jobs]
 
 
 async def names_of_nodes(caller: Caller, jobs: Iterable[StoredJob]) -> Mapping[str, str]:
-    """Return the names of nodes by their ids; empty if none of these jobs runs."""
+    """Return the names of nodes by id; empty if none of these jobs runs."""
     return await node_names(caller.store) if any(job.status is Status.RUNNING for job in jobs) else {}

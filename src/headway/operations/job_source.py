@@ -1,7 +1,7 @@
-"""Where operations read jobs: the store, with what running jobs say live on top of it.
+"""Where operations read jobs: the store, overlaid with live values of running jobs.
 
-What a running job says of itself may be known live, ahead of the store. It counts while the store has the job running
-in the same attempt, and only if it is a later report than the one that is stored.
+Live values of a running job may be ahead of the store. They count only while the store has the job running in the same
+attempt, and only if they are from a later report than the stored one.
 """
 
 from collections.abc import Awaitable, Callable, Sequence

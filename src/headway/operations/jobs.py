@@ -1,4 +1,4 @@
-"""Jobs: enqueue, list, count and show them, say why they are where they are, cancel them and run them again."""
+"""Jobs: enqueue, list, count, show, explain, cancel and retry them."""
 
 import asyncio
 import re
@@ -26,12 +26,12 @@ from headway.operations.bulk import Bulk
 from headway.operations.caller import require_printable
 from headway.operations.enqueue import enqueue_many, enqueue_one
 from headway.operations.job_actions import cancel_job, retry_job
-from headway.operations.job_context import why as explain
 from headway.operations.job_reads import (
     JOB_ID,
     PAGE_BYTES_MAX,
     chosen_by,
     etag_of_job,
+    explained_job,
     page_of_jobs,
     shown_job,
     tenant_asked_for,
@@ -39,9 +39,9 @@ from headway.operations.job_reads import (
     visible_job,
 )
 from headway.operations.job_source import serial_of
-from headway.operations.verbs import Group, InHeader, Reason, verb
+from headway.operations.verbs import InHeader, OperationGroup, Reason, verb
 from headway.wire.base import LISTED_BYTES_MAX, PAGE_DEFAULT, Cursor, Limit, Page
-from headway.wire.job_requests import EnqueuedJobs, JobFilter, ManyJobs, ManyOutcome, NewJob, NewJobs
+from headway.wire.job_requests import EnqueuedJobs, JobFilter, ManyJobs, ManyOutcome, NewJobs
 from headway.wire.jobs import (
     Attempt,
     CreatedJob,
@@ -49,6 +49,7 @@ from headway.wire.jobs import (
     Job,
     JobCount,
     LogLine,
+    NewJob,
     Why,
     attempt_of,
     entry_of,
@@ -62,18 +63,22 @@ EVERY_JOB: Final = JobFilter()
 _LINE_NUMBER: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 IdempotencyKey = Annotated[str | None, InHeader("Idempotency-Key")]
-Order = Annotated[Literal["asc", "desc"], msgspec.Meta(description="which line comes first")]
+Order = Annotated[
+    Literal["asc", "desc"], msgspec.Meta(description="`asc` for the oldest line first, `desc` for the newest")
+]
 OtherArgs = Annotated[
     dict[str, Any],
-    msgspec.Meta(description="instead of those that the job had; masked ones are kept", examples=[{"video": 457}]),
+    msgspec.Meta(
+        description="arguments instead of those of the job; masked values are kept", examples=[{"video": 457}]
+    ),
 ]
-Wait = Annotated[str, msgspec.Meta(description="how long to wait for a change", examples=["30s"])]
+Wait = Annotated[str, msgspec.Meta(description="how long to wait for a change (long polling)", examples=["30s"])]
 Version = Annotated[int, msgspec.Meta(ge=0, le=10**15, description="the last version that you know")]
 Live = Annotated[int, msgspec.Meta(ge=0, le=10**15, description="the last `live` that you know of that version")]
 
 
 def _names_jobs(given: Mapping[str, Any]) -> bool:
-    """With ids it is the same twice; with a filter and a limit the second time would take the next ones."""
+    """Return whether repeating it is safe: with ids it is; with a filter and a limit it would take the next jobs."""
     return given["many"].dry_run or given["many"].ids is not None
 
 
@@ -85,8 +90,8 @@ def _path_of(job: Job) -> str:
     return f"/api/jobs/{job.id}"
 
 
-class Jobs(Group):
-    """Jobs: what there is to do, what is being done, and what became of it."""
+class Jobs(OperationGroup):
+    """Jobs: waiting, running and finished work."""
 
     @verb(
         "POST /api/jobs",
@@ -100,8 +105,8 @@ class Jobs(Group):
     async def enqueue(self, job: NewJob, *, idempotency_key: IdempotencyKey = None) -> Job:
         """Enqueue a job.
 
-        201 for a new job; 200 and the job as it is by now when the same key was used before with the same arguments;
-        409 with others.
+        201 for a new job; 200 and the existing job if the same key was used before with the same arguments; 409 if it
+        was used with other arguments.
         """
         return await enqueue_one(self.caller, job, idempotency_key)
 
@@ -120,7 +125,7 @@ class Jobs(Group):
         Each job may have its own `key`; the header Idempotency-Key is refused.
         """
         if idempotency_key is not None:
-            raise DefinitionError("Idempotency-Key: many jobs have no key in common; give each its own `key`")
+            raise DefinitionError("Idempotency-Key: not allowed for many jobs; give each job its own `key`")
         return await enqueue_many(self.caller, new.jobs)
 
     @verb("GET /api/jobs", id="list_jobs", role="viewer", stable=versions_of)
@@ -140,7 +145,7 @@ class Jobs(Group):
     async def count(self, which: JobFilter = EVERY_JOB) -> JobCount:
         """Count the jobs that match.
 
-        Counted up to 10,000; where there are more, `is_exact` is false.
+        Counts up to 10,000; if there are more, `is_exact` is false.
         """
         chosen = chosen_by(self.caller, which)
         number, is_exact = (0, True) if chosen is None else await self.caller.store.bulk.count(chosen)
@@ -157,14 +162,14 @@ class Jobs(Group):
         self,
         type: Annotated[str, msgspec.Meta(description="the task", examples=["report"])],
         *,
-        status: Annotated[Status, msgspec.Meta(description="the newest in this state")] | None = None,
+        status: Annotated[Status, msgspec.Meta(description="the newest job with this status")] | None = None,
         tenant: Annotated[str, msgspec.Meta(description="of this tenant", examples=["42"])] | None = None,
         key: Annotated[str, msgspec.Meta(description="with this key")] | None = None,
     ) -> Job:
         """Show the newest job of a kind.
 
-        For example the latest report of a tenant. With `status=COMPLETED` the latest that is ready, with its
-        `result.download_url`, also while a newer one runs.
+        For example the latest report of a tenant. With `status=COMPLETED` it is the latest one that is ready, with its
+        `result.download_url`, even while a newer one runs.
         """
         tenant = tenant_asked_for(self.caller, tenant)
         found = await self.caller.store.jobs.latest(type, tenant=tenant, key=key, status=status)
@@ -177,10 +182,10 @@ class Jobs(Group):
     async def show(
         self, job_id: str, *, wait: Wait | None = None, since: Version | None = None, live: Live | None = None
     ) -> Job:
-        """Show one job, and why it is where it is.
+        """Show one job, and explain its state.
 
-        With `wait` (and `since`) the answer comes when the job has changed, or after that time. With `Accept:
-        text/event-stream` it is the stream of `/api/jobs/{job_id}/events`.
+        With `wait` (and `since`) this is long polling: the response comes when the job has changed, or after that time.
+        With `Accept: text/event-stream` it is the stream of `/api/jobs/{job_id}/events`.
         """
         job = await visible_job(self.caller, job_id)
         if wait is not None:
@@ -203,11 +208,11 @@ class Jobs(Group):
 
     @verb("GET /api/jobs/{job_id}/attempts", id="attempts_of_job", role="viewer", errors=(JobNotFound,))
     async def attempts(self, job_id: str) -> Page[Attempt]:
-        """List the attempts of a job that have ended."""
+        """List the finished attempts of a job."""
         job = await visible_job(self.caller, job_id)
         left = PAGE_BYTES_MAX if self.caller.principal.may("operator") else 0
         items = []
-        # Where not all tracebacks fit into the answer, the newest do.
+        # If not all tracebacks fit into the response, keep the newest.
         for attempt in reversed(await self.caller.store.jobs.attempts(job.id, newest=ATTEMPTS_SHOWN)):
             left -= len(attempt["error"] or "")
             items.append(attempt_of(attempt, with_traceback=left >= 0))
@@ -219,11 +224,11 @@ class Jobs(Group):
     ) -> Page[LogLine]:
         """Read the log of a job, oldest line first.
 
-        With `order=desc` the newest line comes first, and the cursor leads to older ones.
+        With `order=desc` the newest line comes first, and the cursor continues with older ones.
         """
         job = await visible_job(self.caller, job_id)
         if cursor is not None and not _LINE_NUMBER.fullmatch(cursor):
-            raise DefinitionError("cursor: not one of this list")
+            raise DefinitionError("cursor must be the `next_cursor` of the previous page of this list")
         if order == "desc":
             before = None if cursor is None else int(cursor)
             lines = await self.caller.store.jobs.log_newest(job.id, before=before, limit=limit)
@@ -239,9 +244,9 @@ class Jobs(Group):
 
     @verb("GET /api/jobs/{job_id}/why", id="why_of_job", role="viewer", errors=(JobNotFound,))
     async def why(self, job_id: str) -> Why:
-        """Say why a job is where it is, with the evidence."""
+        """Explain why a job has its status, with the evidence."""
         job = await visible_job(self.caller, job_id)
-        found = await explain(self.caller.store, job, self.caller.now, tenant=self.caller.tenant)
+        found = await explained_job(self.caller, job)
         return Why(job.id, job.status, found.why, found.evidence)
 
     @verb(
@@ -251,7 +256,7 @@ class Jobs(Group):
         errors=(JobNotFound, AlreadyFinal),
     )
     async def cancel(self, job_id: str, *, reason: Reason = "") -> Job:
-        """Cancel a job, or have it stop when it runs."""
+        """Cancel a job; if it runs, ask it to stop."""
         require_printable(reason, "reason")
         return await shown_job(self.caller, await cancel_job(self.caller, job_id, reason))
 
@@ -264,9 +269,9 @@ class Jobs(Group):
         location=_path_of,
     )
     async def retry(self, job_id: str, *, args: OtherArgs | None = None) -> Job:
-        """Run a job that has ended again, as a new job.
+        """Run a finished job again, as a new job.
 
-        With `args` it is run with other arguments. `rerun_of` says which job it repeats.
+        With `args` the new job gets other arguments. `rerun_of` names the job that it repeats.
         """
         job = await visible_job(self.caller, job_id)
         text = None if args is None else await self._other_args(job, args)
@@ -274,7 +279,7 @@ class Jobs(Group):
         return await shown_job(self.caller, again, CreatedJob if again.id != job.id else Job)
 
     async def _other_args(self, job: StoredJob, given: dict[str, Any]) -> str:
-        """Check arguments for a job that repeats another one; a task that is unknown here may be known elsewhere."""
+        """Check the arguments of a rerun; a task that is unknown here may be known to another process."""
         async with self.caller.turn():
             stored = (await self.caller.job_source.whole(job)).args
             args = await self.caller.convert_now(len(stored), lambda: unmasked(given, read_json(stored)))
@@ -284,20 +289,20 @@ class Jobs(Group):
 
     @verb("POST /api/jobs/retry", id="retry_many", role="operator", is_repeatable=_names_jobs)
     async def retry_many(self, many: ManyJobs) -> ManyOutcome:
-        """Run many jobs that have ended again, each as a new job.
+        """Run many finished jobs again, each as a new job.
 
-        Say which: `filter`, with the names that the list of jobs has, or `ids`. `matched` counts those to which it can
-        be done, up to 10,000; with `dry_run` that is all. At most 1,000 are taken at once, oldest first: `more` says
-        that there are others. Repeating it does nothing twice. A job that somebody has retried already is left alone.
+        Select them with `filter`, which has the filters of the list of jobs, or with `ids`. `matched` counts the jobs
+        that qualify, up to 10,000; with `dry_run` nothing else happens. One request takes at most 1,000 jobs, oldest
+        first; `more` says that there are others. It is idempotent: a job that was already retried is left alone.
         """
         return await Bulk(self.caller, "retry", many).run()
 
     @verb("POST /api/jobs/cancel", id="cancel_many", role="operator", is_repeatable=_names_jobs)
     async def cancel_many(self, many: ManyJobs) -> ManyOutcome:
-        """Cancel many jobs, or have them stop when they run.
+        """Cancel many jobs; those that run are asked to stop.
 
-        Say which: `filter`, with the names that the list of jobs has, or `ids`. `matched` counts those to which it can
-        be done, up to 10,000; with `dry_run` that is all. At most 1,000 are taken at once, oldest first: `more` says
-        that there are others. Repeating it does nothing twice.
+        Select them with `filter`, which has the filters of the list of jobs, or with `ids`. `matched` counts the jobs
+        that qualify, up to 10,000; with `dry_run` nothing else happens. One request takes at most 1,000 jobs, oldest
+        first; `more` says that there are others. It is idempotent.
         """
         return await Bulk(self.caller, "cancel", many).run()

@@ -6,12 +6,12 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from headway.core.errors import DefinitionError, ScheduleNotFound, TooMuch
+from headway.core.errors import DefinitionError, RequestTooLarge, ScheduleNotFound
 from headway.core.instants import DAY, INSTANT_MIN, Instant, isoformat, parse_instant
 from headway.core.schedule_names import schedule_name
 from headway.core.tenants import DEFAULT_TENANT
 from headway.operations.schedule_definitions import tenant_of
-from headway.operations.verbs import Group, verb
+from headway.operations.verbs import OperationGroup, verb
 from headway.scheduling.audit import AuditReport, audit
 from headway.store import Store
 from headway.wire.base import PAGE_DEFAULT, PAGE_MAX, Cursor, Time
@@ -19,17 +19,17 @@ from headway.wire.ledger_audit import LedgerAudit
 
 WINDOW: Final = DAY
 WINDOW_MAX: Final = 366 * DAY
-PAGE_S_MAX: Final = 20.0  # After so long a page of the audit ends where it is.
+PAGE_S_MAX: Final = 20.0  # A page of the audit ends after this time, however far it got.
 SCHEDULE_S_MAX: Final = 30.0
 
-Schedules = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX, description="how many schedules at most", examples=[50])]
+Schedules = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX, description="maximum number of schedules", examples=[50])]
 Since = Annotated[
     Time | None, msgspec.Meta(description="only instants after this time", examples=["2027-01-30T06:00:00Z"])
 ]
 Until = Annotated[Time | None, msgspec.Meta(description="only instants up to this time")]
 
 
-class Ledger(Group):
+class Ledger(OperationGroup):
     """The ledger: which instants of schedules were decided."""
 
     @verb("GET /api/audit", id="get_audit", role="viewer", errors=(ScheduleNotFound,))
@@ -49,8 +49,9 @@ class Ledger(Group):
     ) -> LedgerAudit:
         """Audit the schedules: compare the expected instants with the recorded ones.
 
-        The expected instants are computed anew, by other code than the scheduler's. A page of schedules at a time, the
-        last day unless `since` and `until` say otherwise; go on with `cursor` until it is null.
+        The expected instants are computed anew, by code that is independent of the scheduler. Each response covers a
+        page of schedules, and the last day unless `since` and `until` are given; continue with `cursor` until it is
+        null.
         """
         first, last = self._window(since, until)
         keys = await self._keys(schedule, tenant_of(self.caller, tenant), limit, cursor)
@@ -70,7 +71,7 @@ class Ledger(Group):
         )
 
     def _window(self, since: str | None, until: str | None) -> tuple[Instant | None, Instant | None]:
-        """Read from when to when; over HTTP that is bounded."""
+        """Return the start and end of the period; over HTTP its length is limited."""
         first = None if since is None else parse_instant(since, what="since")
         last = None if until is None else parse_instant(until, what="until")
         if self.caller.is_bounded:
@@ -80,11 +81,11 @@ class Ledger(Group):
             if first > last:
                 raise DefinitionError(f"since: {isoformat(first)} must not be later than until, {isoformat(last)}")
             if self.caller.is_bounded and last - first > WINDOW_MAX:
-                raise DefinitionError("since: at most 366 days are audited at once; choose a shorter time")
+                raise DefinitionError("since: at most 366 days can be audited at once; choose a shorter period")
         return first, last
 
     async def _keys(self, name: str | None, tenant: str | None, limit: int, cursor: str | None) -> list[str]:
-        """Return the keys of the schedules to audit, also of removed ones."""
+        """Return the keys of the schedules to audit, including removed ones."""
         store = self.caller.store
         if name is None:
             return [found.key for found in await store.ledger.keys(unquote(cursor or ""), limit, tenant=tenant)]
@@ -99,7 +100,9 @@ class Ledger(Group):
             async with asyncio.timeout(SCHEDULE_S_MAX if self.caller.is_bounded else None):
                 return await audit(self.caller.store.ledger, key=key, since=since, until=until)
         except TimeoutError:
-            raise TooMuch(f"since: schedule {schedule_name(key)!r} has too many instants in this time") from None
+            raise RequestTooLarge(
+                f"since: schedule {schedule_name(key)!r} has too many instants in this period"
+            ) from None
 
 
 async def audit_all(store: Store, *, since: Instant | None = None) -> LedgerAudit:

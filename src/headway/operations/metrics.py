@@ -1,15 +1,15 @@
-"""Numbers for Prometheus: /metrics.
+"""Prometheus metrics: /metrics.
 
-Three kinds of them, each with as many label values as are listed here and no more, whatever is in the store:
+There are three kinds. Label values are bounded by the lists here, whatever is in the store:
 
-    counted by nodes    decisions, attempts, durations, losses: sums over all that decide and run, also those that left
-    in the store        how much waits and for how long, asked when somebody wants to know
-    of this process     requests it has answered, messages it has delivered, its memory
+    counted by nodes    decisions, attempts, durations, losses: sums over all nodes, including those that have left
+    in the store        how many jobs wait and for how long, read at the scrape
+    of this process     requests answered, webhook messages delivered, memory
 
-The first two concern the whole installation, and every API process says the same about them. What the store said
-counts for a second, or longer when asking it takes long, so that no number of scrapes costs it more than a twentieth of
-the time. When it does not answer, `headway_store_up` is 0, gauges of what is in it are absent rather than old, and
-counters stay.
+The first two concern the whole installation, and every API process reports the same values. Values from the store are
+cached for a second, or longer if reading them is slow, so that scrapes never cost the store more than a twentieth of
+its time. While it does not answer, `headway_store_up` is 0, gauges from the store are absent rather than stale, and
+counters keep their values.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from headway.core.clock import Clock
 from headway.core.errors import StoreError
 from headway.core.occurrences import Decided
 from headway.core.process_metrics import OTHER, ProcessMetrics, histogram_of
-from headway.core.single_flight import Recent
+from headway.core.single_flight import CachedRead
 from headway.operations.engine_state import engines_of
 from headway.operations.job_context import ALIVE_WITHIN
 from headway.operations.store_trouble import SHARD_PREFIX
@@ -35,10 +35,10 @@ from headway.store import Store
 from headway.store.metrics import Depth, LiveNode, NodeCounters, Undecided
 
 FRESH_S: Final = 1.0
-COST_MAX: Final = 0.025  # The part of the time that the store may spend on each of our two questions.
-LOOK_S_MAX: Final = 5.0  # Prometheus waits for ten.
+COST_MAX: Final = 0.025  # The share of time that the store may spend on each of the two reads.
+LOOK_S_MAX: Final = 5.0  # Prometheus waits for ten seconds by default.
 QUEUES_MAX: Final = 50
-# Waiting jobs are counted in each queue up to the larger of these: its part of what is counted in all, or so many.
+# Pending jobs of a queue are counted up to the larger of: its share of the total, or the number for each queue.
 COUNTED_IN_ALL: Final = 200_000
 COUNTED_IN_EACH: Final = 10_000
 RESULTS: Final = ("completed", "failed", "crashed", "timed_out", "cancelled", "released", "parked", "expired")
@@ -46,7 +46,7 @@ REFUSALS: Final = ("settlement", "report", "decision")
 LOSSES: Final = ("attempt", "term")
 LOOPS: Final = (
     *("heartbeat", "shards", "scheduler", "housekeeping", "promoter", "janitor"),
-    *("claimer", "keeper", "settler", "reporter", "watchman"),
+    *("claimer", "lease_extender", "settler", "reporter", "lease_watchdog"),
 )
 ROLES: Final = ("scheduler", "worker", "api")
 ENGINES: Final = ("redis", "etcd", "zookeeper", "consul", "rabbitmq")
@@ -54,7 +54,7 @@ ENGINES: Final = ("redis", "etcd", "zookeeper", "consul", "rabbitmq")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauges:
-    """What is in the store at one time."""
+    """The gauges from the store, read at one time."""
 
     backlog: dict[str, Depth]
     undecided: Undecided
@@ -64,7 +64,7 @@ class Gauges:
 
 
 class DeliveryCounts(Protocol):
-    """What the sender of webhooks has counted since it began."""
+    """The counters of the webhook sender since it started."""
 
     delivered: int
     failed: int
@@ -73,7 +73,7 @@ class DeliveryCounts(Protocol):
 
 
 class Metrics:
-    """Everything that /metrics says."""
+    """The contents of /metrics."""
 
     def __init__(
         self, store: Store, clock: Clock, tally: ProcessMetrics, deliveries: DeliveryCounts | None = None
@@ -81,18 +81,18 @@ class Metrics:
         self._store = store
         self._tally = tally
         self._deliveries = deliveries
-        self._queues: dict[str, None] = {}  # Those that have a label of their own, for as long as we live.
+        self._queues: dict[str, None] = {}  # The queues with their own label, kept for the life of the process.
         self._queues_met = 1
-        self._tallies = Recent(self._read_tallies, clock=clock, fresh_s=FRESH_S, cost=COST_MAX)
-        self._gauges = Recent(self._read_gauges, clock=clock, fresh_s=FRESH_S, cost=COST_MAX)
+        self._tallies = CachedRead(self._read_tallies, clock=clock, fresh_s=FRESH_S, cost=COST_MAX)
+        self._gauges = CachedRead(self._read_gauges, clock=clock, fresh_s=FRESH_S, cost=COST_MAX)
         self._cells: dict[str, int] = {}
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
 
     async def text(self) -> bytes:
-        """Write all of it in the text format of Prometheus."""
+        """Return all metrics in the Prometheus text format."""
         counted = found = None
-        with contextlib.suppress(StoreError, TimeoutError):  # What is not known is not said.
+        with contextlib.suppress(StoreError, TimeoutError):  # Unknown values are left out.
             async with asyncio.timeout(LOOK_S_MAX):
                 counted = await self._tallies.get()
                 self._cells = counted.cells
@@ -124,26 +124,26 @@ class Metrics:
 
     def _of_store(self, found: Gauges) -> Iterator[Metric]:
         name = "headway_oldest_undecided_seconds"
-        yield _gauge(name, "How long the oldest undecided instant has been due", found.undecided.oldest_s)
+        yield _gauge(name, "Age of the oldest undecided instant", found.undecided.oldest_s)
         yield _gauge("headway_schedules_held", "Schedules that cannot be planned", found.undecided.held)
         yield _gauge("headway_scheduler_leases", "Scheduler leases that are held", found.leases)
-        depth = GaugeMetricFamily("headway_queue_depth", "Jobs that are ready and wait", labels=["queue"])
-        oldest = GaugeMetricFamily("headway_queue_oldest_seconds", "How long the oldest has waited", labels=["queue"])
+        depth = GaugeMetricFamily("headway_queue_depth", "Pending jobs", labels=["queue"])
+        oldest = GaugeMetricFamily("headway_queue_oldest_seconds", "Age of the oldest pending job", labels=["queue"])
         for queue, here in self._labelled(found.backlog).items():
             depth.add_metric([queue], here.pending)
             oldest.add_metric([queue], here.oldest_s)
         yield depth
         yield oldest
-        yield _gauge("headway_dead_letters", "Jobs that failed for good and await a look", found.dead_letters)
+        yield _gauge("headway_dead_letters", "Jobs that failed for good and await review", found.dead_letters)
         waiting = found.deliveries
-        yield _gauge("headway_webhook_waiting", "Messages that wait to be delivered", waiting.pending)
-        yield _gauge("headway_webhook_oldest_seconds", "Age of the oldest message that waits", waiting.oldest_s)
-        yield _gauge("headway_gauges_age_seconds", "How old the gauges of the store are", self._gauges.age_s())
+        yield _gauge("headway_webhook_waiting", "Pending webhook deliveries", waiting.pending)
+        yield _gauge("headway_webhook_oldest_seconds", "Age of the oldest pending webhook delivery", waiting.oldest_s)
+        yield _gauge("headway_gauges_age_seconds", "Age of the gauges of the store", self._gauges.age_s())
 
     def _labelled(self, backlog: Mapping[str, Depth]) -> dict[str, Depth]:
-        """Name the first queues that we met, the largest of them first, and sum up all others.
+        """Label the first queues seen, the largest of them first, and sum up all others.
 
-        A queue keeps its label when it is empty or others are larger: a line in a graph must not come and go.
+        A queue keeps its label when it is empty or others are larger, so that lines in graphs do not come and go.
         """
         for queue in sorted(backlog, key=lambda queue: (-backlog[queue].pending, queue)):
             if len(self._queues) < QUEUES_MAX and queue != OTHER:
@@ -161,18 +161,20 @@ _NOTHING: Final = Depth(pending=0, oldest_s=0.0)
 
 def _of_nodes(cells: Mapping[str, int]) -> Iterator[Metric]:
     yield _counter("decisions", "Decisions about instants", "outcome", "decided", tuple(map(str, Decided)), cells)
-    yield _histogram("decision_lateness", "From an instant to the decision to run it", "late", cells)
-    yield _counter("attempts", "Attempts that ended", "result", "attempts", RESULTS, cells)
-    yield _histogram("claim_duration", "Statements that take jobs", "claim", cells)
-    yield _histogram("run_duration", "Attempts, from their start to their end", "run", cells)
-    yield _histogram("settle_duration", "Statements that write outcomes", "settle", cells)
-    yield _counter("leases_lost", "Leases that somebody else could have taken", "of", "lost", LOSSES, cells)
-    yield _counter("stale_refusals", "Writes that the store refused", "of", "refused", REFUSALS, cells)
-    yield _counter("tick_failures", "Ticks that did not reach the store", "loop", "failed", LOOPS, cells)
+    yield _histogram("decision_lateness", "Time from an instant to the decision to run it", "late", cells)
+    yield _counter("attempts", "Finished attempts", "result", "attempts", RESULTS, cells)
+    yield _histogram("claim_duration", "Duration of statements that claim jobs", "claim", cells)
+    yield _histogram("run_duration", "Duration of attempts", "run", cells)
+    yield _histogram("settle_duration", "Duration of statements that write outcomes", "settle", cells)
+    yield _counter("leases_lost", "Leases that a live node could not keep", "of", "lost", LOSSES, cells)
+    yield _counter(
+        "stale_refusals", "Rejected writes of processes that had lost their lease", "of", "refused", REFUSALS, cells
+    )
+    yield _counter("tick_failures", "Ticks that could not reach the store", "loop", "failed", LOOPS, cells)
     for name, what, cell in (
-        ("terms_won", "Leases on roles that were taken", "won"),
-        ("jobs_promoted", "Waiting jobs that became ready", "promoted"),
-        ("schedules_set_aside", "Times that a schedule could not be planned", "held"),
+        ("terms_won", "Leases on roles that were acquired", "won"),
+        ("jobs_promoted", "Scheduled jobs that became ready", "promoted"),
+        ("schedules_set_aside", "Schedules held because they could not be planned", "held"),
     ):
         yield CounterMetricFamily(f"headway_{name}", what, value=cells.get(cell, 0))
 
@@ -188,20 +190,20 @@ def _of_living(alive: Collection[LiveNode]) -> Iterator[Metric]:
             slots += int(worker.get("slots", 0))
             running += int(worker.get("running", 0))
             draining += bool(worker.get("draining"))
-    family = GaugeMetricFamily("headway_nodes", "Nodes that live", labels=["role"])
+    family = GaugeMetricFamily("headway_nodes", "Live nodes", labels=["role"])
     for role, number in nodes.items():
         family.add_metric([role], number)
     yield family
-    yield _gauge("headway_worker_slots", "Jobs that all workers can run at the same time", slots)
-    yield _gauge("headway_worker_slots_used", "Jobs that have begun in workers and not ended", running)
-    yield _gauge("headway_workers_draining", "Workers that take no more jobs", draining)
+    yield _gauge("headway_worker_slots", "Slots of all workers", slots)
+    yield _gauge("headway_worker_slots_used", "Jobs that are running in workers", running)
+    yield _gauge("headway_workers_draining", "Workers that are draining", draining)
     yield from _of_engines(alive)
 
 
 def _of_engines(alive: Iterable[LiveNode]) -> Iterator[Metric]:
     labels = ["engine", "part"]
-    up = GaugeMetricFamily("headway_engine_up", "1 if a server beside the store answers all who use it", labels=labels)
-    cut_off = GaugeMetricFamily("headway_engine_cut_off_nodes", "Nodes that it does not answer", labels=labels)
+    up = GaugeMetricFamily("headway_engine_up", "1 if all nodes can reach this server beside the store", labels=labels)
+    cut_off = GaugeMetricFamily("headway_engine_cut_off_nodes", "Nodes that cannot reach this server", labels=labels)
     absent: Counter[tuple[str, str]] = Counter()
     for engine in engines_of(alive):
         absent[engine.name if engine.name in ENGINES else OTHER, engine.part] += len(engine.troubles)
@@ -218,7 +220,7 @@ def _of_answers(tally: ProcessMetrics) -> Iterator[Metric]:
         requests.add_metric([route, method, f"{digit}xx"], number)
     yield requests
     times = HistogramMetricFamily(
-        "headway_api_request_duration_seconds", "Requests, until the answer began", labels=["route", "method"]
+        "headway_api_request_duration_seconds", "Time from request to start of response", labels=["route", "method"]
     )
     for kind, histogram in sorted(tally.answer_times.items()):
         times.add_metric(kind, histogram.cumulated(), histogram.sum_s)
@@ -226,11 +228,11 @@ def _of_answers(tally: ProcessMetrics) -> Iterator[Metric]:
 
 
 def _of_deliveries(counts: DeliveryCounts) -> Iterator[Metric]:
-    tries = CounterMetricFamily("headway_webhook_deliveries", "Tries to deliver a message", labels=["result"])
+    tries = CounterMetricFamily("headway_webhook_deliveries", "Attempts to deliver webhook messages", labels=["result"])
     for result, number in (("delivered", counts.delivered), ("failed", counts.failed), ("retried", counts.retried)):
         tries.add_metric([result], number)
     yield tries
-    yield _gauge("headway_webhook_in_flight", "Messages under way", counts.in_flight)
+    yield _gauge("headway_webhook_in_flight", "Webhook messages being sent", counts.in_flight)
 
 
 def _gauge(name: str, what: str, value: float) -> Metric:
@@ -240,7 +242,7 @@ def _gauge(name: str, what: str, value: float) -> Metric:
 def _counter(
     name: str, what: str, label: str, head: str, values: tuple[str, ...], cells: Mapping[str, int]
 ) -> CounterMetricFamily:
-    """Make a counter of the cells with this head. What a node of another version calls otherwise is `other`."""
+    """Build a counter from the cells with this prefix. Labels unknown to this version are counted as `other`."""
     numbers = dict.fromkeys((*values, OTHER), 0)
     for cell, number in cells.items():
         start, _, value = cell.partition("|")
@@ -258,11 +260,11 @@ def _histogram(name: str, what: str, head: str, cells: Mapping[str, int]) -> His
 
 
 class _Families(Collector):
-    """What was collected already, as the library wants it."""
+    """Metric families that were collected already, in the form that the library expects."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """Return it."""
+        """Return the families."""
         return self._families

@@ -1,4 +1,4 @@
-"""What the callers of one process share, so that many requests cost one reading of the store."""
+"""Readings shared by all callers of one process, so that many requests cost one read of the store."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from headway.operations.series import SeriesReader
 
 @dataclass(frozen=True, slots=True)
 class Monitor:
-    """Shared readings: what keeps the store from taking writes, and series."""
+    """Shared readings: what keeps the store from accepting writes, and series."""
 
     trouble: Callable[[], Awaitable[str]]
     series: SeriesReader

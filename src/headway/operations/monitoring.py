@@ -1,4 +1,4 @@
-"""Monitoring: figures, alerts and series, of one tenant or of all."""
+"""Monitoring: statistics, alerts and series, of one tenant or of all."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
@@ -15,7 +15,7 @@ from headway.operations.overview import Overview, read_overview
 from headway.operations.queues import PENDING
 from headway.operations.series import SeriesReader, Window
 from headway.operations.store_trouble import examine
-from headway.operations.verbs import Group, verb
+from headway.operations.verbs import OperationGroup, verb
 from headway.operations.workers import workers_among
 from headway.store.facts import Facts, facts
 from headway.store.transaction import Driver
@@ -27,7 +27,7 @@ from headway.wire.overview import (
     DeadLetterFigures,
     FailingSchedule,
     LastHour,
-    Leader,
+    LeadingNode,
     MissedSchedule,
     ScheduleFigures,
     Series,
@@ -36,34 +36,34 @@ from headway.wire.overview import (
     StoreState,
 )
 
-PROBE_S_MAX: Final = 5.0  # So long a caller without a server waits for a write before the store counts as stuck.
+PROBE_S_MAX: Final = 5.0  # Without a server: the store counts as stuck if a write takes longer than this.
 
-# The messages of these alerts name a duration or a number that grows.
+# The messages of these alerts contain a duration or a number that grows.
 _PASSING: Final = ("undecided", "standstill", "long_transaction", "node_lost", "clock_off")
 
 _facts_of: Final[WeakKeyDictionary[Driver, Facts]] = WeakKeyDictionary()
 
-_Window = Annotated[Window, msgspec.Meta(description="how far back", examples=["1h"])]
+_Window = Annotated[Window, msgspec.Meta(description="how far back to read", examples=["1h"])]
 _Task = Annotated[str, msgspec.Meta(description="only jobs of this task")]
 _Queue = Annotated[str, msgspec.Meta(description="only jobs of this queue")]
 
 
 def _without_ages(found: AlertList, _: Caller) -> Any:
-    """Leave messages out that change as time passes."""
+    """Leave out messages that change with time."""
     items = [msgspec.structs.replace(item, message="") if item.code in _PASSING else item for item in found.items]
     return [items, found.total]
 
 
-class Monitoring(Group):
-    """Figures, alerts and series."""
+class Monitoring(OperationGroup):
+    """Statistics, alerts and series."""
 
     @verb("GET /api/stats", id="get_stats", role="viewer")
     async def stats(self) -> Stats:
-        """Return figures of jobs, queues and schedules.
+        """Return statistics of jobs, queues and schedules.
 
-        Jobs by status, how those of the last hour ended (`window_seconds` is less where there were too many to count),
-        the age of the oldest pending job and of the oldest undecided instant. Store, leader, nodes and workers only
-        with a token for all tenants.
+        Jobs by status, the outcomes of the last hour (`window_seconds` is less if there were too many to count), the
+        age of the oldest pending job and of the oldest undecided instant. Store, leader, nodes and workers are included
+        only for tokens for all tenants.
         """
         overview = await self.overview()
         ended, window = await self.caller.store.statistics.ended_counts(HOUR, tenant=self.caller.tenant)
@@ -71,7 +71,7 @@ class Monitoring(Group):
 
     @verb("GET /api/alerts", id="list_alerts", role="viewer", stable=_without_ages)
     async def alerts(self, *, limit: Limit = PAGE_MAX) -> AlertList:
-        """List what needs an operator now, the most severe first, each with its cure."""
+        """List what needs an operator now, the most severe first, each with its remedy."""
         found = list(alerts(await self.overview()))
         return AlertList(found[:limit], len(found))
 
@@ -79,9 +79,9 @@ class Monitoring(Group):
     async def series(self, *, window: _Window = "1h", task: _Task | None = None, queue: _Queue | None = None) -> Series:
         """Return how jobs ended over the last hours, in 120 steps.
 
-        Each step has the number of jobs by outcome, and the median and the 95th percentile of the durations of
-        completed jobs. The newest 20,000 jobs of all tenants are read; where there were more, `truncated` is true and
-        the first point is later. A response may be a few seconds old.
+        Each step has the number of jobs by outcome, and the median and the 95th percentile (p95) of the durations of
+        completed jobs. The newest 20,000 jobs of all tenants are read; if there were more, `truncated` is true and the
+        first point is later. A response may be a few seconds old.
         """
         reader = (
             self.caller.monitor.series if self.caller.monitor else SeriesReader(self.caller.store, self.caller.clock)
@@ -89,7 +89,7 @@ class Monitoring(Group):
         return await reader.get(window, self.caller.tenant, task, queue)
 
     async def overview(self) -> Overview:
-        """Read the overview that figures and alerts are made of; only on a store."""
+        """Read the overview from which statistics and alerts are built; local store only."""
         store, clock, monitor = self.caller.store, self.caller.clock, self.caller.monitor
         started = clock.monotonic()
         await store.ledger.pruned_through()  # The smallest query there is, to measure the latency.
@@ -108,7 +108,7 @@ class Monitoring(Group):
 
 
 def stats_of(overview: Overview, ended: Mapping[str, int], window: Duration) -> Stats:
-    """Return an overview as figures; store, leader, nodes and workers are not for callers of one tenant."""
+    """Convert an overview to statistics; callers of one tenant do not see store, leader, nodes and workers."""
     schedules = dict(overview.schedules)
     undecided = schedules.pop("oldest_undecided_seconds")
     stats = Stats(
@@ -137,7 +137,7 @@ def stats_of(overview: Overview, ended: Mapping[str, int], window: Duration) -> 
         stats.store = StoreState(
             kind=overview.facts.kind, version=overview.facts.version, latency_ms=round(overview.latency_s * 1000, 3)
         )
-        stats.leader = None if overview.leader is None else Leader(**_lease(overview.leader))
+        stats.leader = None if overview.leader is None else LeadingNode(**_lease(overview.leader))
         stats.shards = [Shard(role=lease.name, **_lease(lease)) for lease in overview.leases]
         stats.nodes = [node_of(node) for node in overview.nodes]
         stats.workers = workers_among(overview.nodes)

@@ -24,16 +24,16 @@ from headway.wire.overview import DeadTask, ErrorCount
 from headway.wire.queues import Queue
 
 LATE: Final = 10 * SECOND  # The budget of promise L1.
-LOST_WITHIN: Final = HOUR  # So long a node that ended without a word is told of.
+LOST_WITHIN: Final = HOUR  # How long a node that ended without signing off is reported.
 SCHEDULER: Final = "scheduler"
 DEAD_COUNTED_MAX: Final = 10_000
-DEAD_READ_MAX: Final = 1_000  # Letters whose errors are named: the newest.
+DEAD_READ_MAX: Final = 1_000  # The newest letters, whose errors are named.
 DEAD_SHOWN: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """Everything that status shows, read at one time. Of one tenant: only what belongs to that tenant."""
+    """Everything that status shows, read at one time. For one tenant it contains only that tenant's data."""
 
     now: Instant
     facts: Facts
@@ -66,17 +66,17 @@ class Overview:
 
     @property
     def schedulers(self) -> list[Node]:
-        """The nodes that decide."""
+        """The nodes that decide schedules."""
         return [node for node in self.nodes if SCHEDULER in node.roles]
 
     @property
     def leader(self) -> Lease | None:
-        """The node that decides; with several shards, that of the first of them."""
+        """The leader; with several shards, the leader of the first one."""
         return self.leases[0] if self.leases else None
 
     @property
     def pending(self) -> int:
-        """The number of jobs that wait for a worker."""
+        """The number of pending jobs."""
         return sum(queue.pending for queue in self.queues)
 
 
@@ -89,7 +89,7 @@ async def read_overview(
     tenant: str | None = None,
     trouble: str = OK,
 ) -> Overview:
-    """Read an overview; `trouble` is what keeps the store from taking writes, as far as it was probed."""
+    """Read an overview; `trouble` is what keeps the store from accepting writes, if that was probed."""
     if tenant is None:
         queues, waiting = await read_queues(store), await store.statistics.waiting()
     else:
@@ -104,7 +104,7 @@ async def read_overview(
         nodes=living,
         lost=lost_among(heard, living),
         trouble=trouble,
-        restored=await store.origin.signs() if tenant is None else [],
+        restored=await store.restore_detection.signs() if tenant is None else [],
         queues=queues,
         waiting=waiting,
         schedules=schedules,
@@ -119,9 +119,9 @@ async def read_overview(
 
 
 def lost_among(nodes: list[Node], living: list[Node]) -> list[Node]:
-    """Return those of the nodes that ended without a word, the latest first; a successor makes up for one.
+    """Return the nodes that ended without signing off and have no successor, the latest first.
 
-    A successor has the same name, or does the same work and started since: in a container the name is new each time.
+    A successor has the same name, or has the same roles and started later: containers get a new name each time.
     """
     spare, ids = list(living), {node.id for node in living}
     gone = sorted((node for node in nodes if node.id not in ids), key=lambda node: -node.beat_at)
@@ -140,7 +140,7 @@ def _succeeds(node: Node, gone: Node) -> bool:
 
 
 async def _dead(store: Store, tenant: str | None) -> list[DeadTask]:
-    """Count dead letters by task, each with the errors that they ended with."""
+    """Count dead letters by task, each with its errors."""
     rows = await store.statistics.dead_counts(DEAD_COUNTED_MAX, tenant=tenant)
     groups = await store.failures.groups(tenant=tenant, limit=DEAD_READ_MAX) if rows else []
     return [_dead_task(row, [group for group in groups if group.task == row["task"]]) for row in rows]
@@ -157,7 +157,7 @@ def _dead_task(row: Mapping[str, Any], groups: Sequence[ErrorGroup]) -> DeadTask
 
 
 def _error_words(groups: Sequence[ErrorGroup], letters: int) -> str:
-    """Name the errors of a task's dead letters, the most frequent first; numbers only where all letters were read."""
+    """Name the errors of a task's dead letters, the most frequent first; with numbers only if all letters were read."""
     if len(groups) < 2:
         return groups[0].example if groups else ""
     is_all = sum(group.jobs for group in groups) == letters

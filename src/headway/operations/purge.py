@@ -1,18 +1,18 @@
-"""Purge: erase the content of jobs that have ended. It works on the store only; there is no HTTP route."""
+"""Purge: erase the content of finished jobs. It works on the store only; there is no HTTP route."""
 
 from dataclasses import dataclass
 from typing import Final
 
 from headway.core.validation import check_name
-from headway.operations import audit_log
-from headway.operations.verbs import Group
+from headway.operations.verbs import OperationGroup
+from headway.store.audit_log import AuditEntry
 
 _AT_ONCE: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Erasable:
-    """The jobs to erase, and how many others have not ended yet."""
+    """The jobs to erase, and the number of matching jobs that have not ended yet."""
 
     tenant: str
     key: str | None
@@ -20,11 +20,11 @@ class Erasable:
     unfinished: int
 
 
-class Purge(Group):
+class Purge(OperationGroup):
     """Erase arguments, results, errors, logs, steps, keys and callback URLs of jobs."""
 
     async def find(self, tenant: str, *, key: str | None = None) -> Erasable:
-        """Find the jobs of a tenant that have ended; with a key the job that has it, and its reruns."""
+        """Find the finished jobs of a tenant; with a key, the job that has it and its reruns."""
         self.caller.require_role("admin")
         check_name(tenant, "--tenant")
         ids: list[str] = []
@@ -38,10 +38,13 @@ class Purge(Group):
             after = max([*page, *waiting])
 
     async def erase(self, found: Erasable) -> int:
-        """Erase the content of these jobs, and return how many; a key that leads to unfinished jobs is kept."""
+        """Erase the content of these jobs and return their number; a key that unfinished jobs use is kept."""
         self.caller.require_role("admin")
         erased, keeps_key = 0, found.key is not None and found.unfinished > 0
         for start in range(0, len(found.ids), _AT_ONCE):
-            acting = self.caller.acting(audit_log.purge(found.tenant, found.key))
+            # The key is not told: it is erased, too.
+            what = {"of_one_job": found.key is not None}
+            entry = AuditEntry("purge", "*", found.tenant, what, lambda ids: {"jobs": len(ids)} if ids else None)
+            acting = self.caller.acting(entry)
             erased += len(await acting.erasure.erase(found.ids[start : start + _AT_ONCE], keeps_key=keeps_key))
         return erased

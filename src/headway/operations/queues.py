@@ -1,19 +1,20 @@
-"""Queues: what waits in each, pause and resume."""
+"""Queues: list, pause and resume them."""
 
 from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
+from headway.core.errors import InvalidTask
 from headway.core.instants import SECOND, isoformat
 from headway.core.lifecycle import Status
 from headway.core.validation import check_name
-from headway.operations import audit_log
 from headway.operations.caller import Caller, require_printable
 from headway.operations.job_context import pauses
-from headway.operations.verbs import Group, Reason, sliced, verb
+from headway.operations.verbs import OperationGroup, Reason, sliced, verb
 from headway.operations.why import QueuePause
 from headway.store import Store
+from headway.store.audit_log import AuditEntry
 from headway.wire.base import PAGE_DEFAULT, Cursor, Limit, Page
 from headway.wire.queues import Queue
 
@@ -22,7 +23,7 @@ RUNNING: Final = str(Status.RUNNING)
 
 
 def _without_ages(page: Page[Queue], caller: Caller) -> Any:
-    """Replace ages, which grow all the time, by the times that they count from."""
+    """Replace ages, which change with time, by the times from which they count."""
     now_s = caller.now / SECOND
     return [
         [
@@ -35,8 +36,8 @@ def _without_ages(page: Page[Queue], caller: Caller) -> Any:
     ]
 
 
-class Queues(Group):
-    """Queues: what waits in each, and whether workers take jobs from it."""
+class Queues(OperationGroup):
+    """Queues: pending and running jobs, and whether the queue is paused."""
 
     @verb("GET /api/queues", id="list_queues", role="viewer", stable=_without_ages)
     async def list(self, *, limit: Limit = PAGE_DEFAULT, cursor: Cursor | None = None) -> Page[Queue]:
@@ -47,7 +48,7 @@ class Queues(Group):
         found = await read_queues(self.caller.store, self.caller.tenant)
         return sliced(found, limit, cursor, lambda queue: queue.name)
 
-    @verb("POST /api/queues/{name:path}/pause", id="pause_queue", role="operator")
+    @verb("POST /api/queues/{name:path}/pause", id="pause_queue", role="operator", errors=(InvalidTask,))
     async def pause(self, name: str, *, reason: Reason = "") -> Queue:
         """Pause a queue: workers take no more jobs from it.
 
@@ -55,11 +56,12 @@ class Queues(Group):
         """
         self.caller.require_all_tenants()
         check_name(name, "queue")
-        entry = audit_log.pause_queue(name, require_printable(reason, "reason"))
+        what = {"before": "on", "after": "paused", "reason": require_printable(reason, "reason")}
+        entry = AuditEntry("queue.pause", name, None, what)
         changed = await self.caller.acting(entry).queue.pause(name, author=self.caller.name, reason=reason)
         return await self._show(name, changed)
 
-    @verb("POST /api/queues/{name:path}/resume", id="resume_queue", role="operator")
+    @verb("POST /api/queues/{name:path}/resume", id="resume_queue", role="operator", errors=(InvalidTask,))
     async def resume(self, name: str) -> Queue:
         """Resume a queue: workers take jobs from it again.
 
@@ -67,7 +69,8 @@ class Queues(Group):
         """
         self.caller.require_all_tenants()
         check_name(name, "queue")
-        changed = await self.caller.acting(audit_log.resume_queue(name)).queue.resume(name)
+        entry = AuditEntry("queue.resume", name, None, {"before": "paused", "after": "on"})
+        changed = await self.caller.acting(entry).queue.resume(name)
         return await self._show(name, changed)
 
     async def _show(self, name: str, changed: bool) -> Queue:
@@ -76,7 +79,7 @@ class Queues(Group):
 
 
 async def read_queues(store: Store, tenant: str | None = None) -> list[Queue]:
-    """Read the queues that have pending or running jobs, and the paused ones; of a tenant where it has jobs."""
+    """Read the queues that have pending or running jobs, and the paused ones; for a tenant, those with its jobs."""
     if tenant is not None:
         return (await read_tenant_jobs(store, tenant))[0]
     waiting = {row["name"]: row for row in await store.statistics.depths()}
@@ -101,7 +104,7 @@ async def read_tenant_jobs(store: Store, tenant: str) -> tuple[list[Queue], dict
 
 
 async def _read_queue(store: Store, name: str) -> Queue:
-    """Read one queue; one without jobs is empty and not paused."""
+    """Read one queue; an unknown queue is empty and not paused."""
     found = (queue for queue in await read_queues(store) if queue.name == name)
     return next(found, _queue(name, None, 0, None))
 

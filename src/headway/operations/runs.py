@@ -1,7 +1,7 @@
-"""The runs of a schedule: what was decided for its instants, and between them what people started by hand.
+"""The runs of a schedule: the decisions about its instants, merged with manual runs.
 
-What is started by hand makes no occurrence, since it belongs to no instant of the schedule (or to one that was decided
-long ago). It stands in the events of the schedule, and is shown in the form of a decision.
+A manual run creates no occurrence, since it belongs to no instant of the schedule (or to one that was decided earlier).
+It is recorded in the events of the schedule, and shown in the form of a decision.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from headway.store.ledger import FOREVER
 async def runs(
     store: Store, schedule: Schedule, *, since: Instant = 0, before: Instant = FOREVER, limit: int = 50
 ) -> list[Occurrence]:
-    """Read a page of runs, newest first; what has the time of the last one is on the same page."""
+    """Read a page of runs, newest first; runs with the same time as the last one are on the same page."""
     window = {"since": since, "before": before, "limit": limit}
     decided = await store.ledger.occurrences(schedule.key, **window)
     by_hand = [_run(schedule, event) for event in await store.schedules.by_hand(schedule, **window)]

@@ -1,7 +1,7 @@
-"""Define schedules: build the definition of what a client sends, compare it with the stored one, write it.
+"""Define schedules: build a definition from a request, compare it with the stored one, write it.
 
-`put` writes one schedule, and may be guarded by the revision that the client has seen. `apply` writes many in one
-transaction. Both refuse what the store would refuse before anything is written.
+`put` writes one schedule, and may be guarded by the revision that the client has read. `apply` writes many in one
+transaction. Both check everything that the store would refuse before they write anything.
 """
 
 import re
@@ -48,19 +48,19 @@ _ACTIONS: Final[Mapping[Outcome, Literal["create", "change", "nothing"]]] = {
 }
 
 
-# What is sent -----------------------------------------------------------------------------------------------
+# The request ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A definition as it was sent, the schedule that it is for, and the defaults of its task."""
+    """A definition as sent, the schedule that it is for, and the defaults of its task."""
 
     ref: ScheduleRef
     body: ScheduleBody
     defaults: Mapping[str, Any]
 
     def spec(self, old: Schedule | None) -> ScheduleSpec:
-        """Build the definition; the defaults of the task fill in what is not given."""
+        """Build the definition; defaults of the task replace missing fields."""
         given = msgspec.structs.asdict(self.body)
         options = {name: value for name, value in given.items() if value is not None and name != "name"}
         trigger, task = take_trigger(options), options.pop("task")
@@ -75,7 +75,7 @@ class Draft:
 
 
 async def draft(caller: Caller, name: str, body: ScheduleBody, tenant: str | None) -> Draft:
-    """Find out which schedule a definition is for; `tenant` is the one of the query."""
+    """Return which schedule a definition is for; `tenant` comes from the query."""
     check_name(name, "schedule name")
     defaults = await _defaults(caller, check_name(body.task, "task"), body.args or {})
     whose = tenant_of(caller, tenant)
@@ -84,19 +84,19 @@ async def draft(caller: Caller, name: str, body: ScheduleBody, tenant: str | Non
     if "*" in (body.tenant, tenant):
         raise DefinitionError("tenant: * stands for all tenants; a schedule belongs to one")
     if None not in (body.tenant, tenant) and body.tenant != tenant:
-        raise DefinitionError("tenant: the body and the query say different tenants")
+        raise DefinitionError("tenant: the body and the query name different tenants")
     return Draft(ScheduleRef(whose or body.tenant or str(defaults.get("tenant", DEFAULT_TENANT)), name), body, defaults)
 
 
 def tenant_of(caller: Caller, tenant: str | None) -> str | None:
-    """Return the tenant that is meant: the caller's own, or the named one if the caller sees all."""
+    """Return the tenant: the caller's own, or the given one if the caller sees all tenants."""
     if caller.tenant is not None and tenant not in (None, caller.tenant):
         raise Denied("tenant: this token sees one tenant only; leave it out")
     return caller.tenant or tenant
 
 
 async def _defaults(caller: Caller, task: str, args: dict[str, Any]) -> dict[str, Any]:
-    """Return the default options of a task; a task that is unknown here may be known to a worker elsewhere."""
+    """Return the default options of a task; a task that is unknown here may be known to another worker."""
     try:
         options, _ = await caller.options_of(task, args)
     except TaskNotFound:
@@ -107,11 +107,11 @@ async def _defaults(caller: Caller, task: str, args: dict[str, Any]) -> dict[str
 def expected_revision(
     ref: ScheduleRef, old: Schedule | None, if_match: str | None, if_none_match: str | None = None
 ) -> int | None:
-    """Return the revision that must be stored, 0 for none; raise at once when it is not."""
+    """Return the revision that must be stored, 0 for none; raise an error if another one is stored now."""
     name = ref.name
     if if_none_match is not None:
         if if_none_match.strip() != "*":
-            raise DefinitionError("If-None-Match: with PUT only * is known, which creates and never changes")
+            raise DefinitionError("If-None-Match: PUT accepts only *, which creates and never changes")
         if old is not None:
             raise ScheduleChanged(f"schedule {name!r} exists")
         return 0
@@ -125,19 +125,19 @@ def expected_revision(
 
 
 def _revisions(header: str) -> set[int]:
-    """Read the revisions out of ETags."""
+    """Extract the revisions from ETags."""
     found = [_ETAG.fullmatch(part.strip()) for part in header.split(",")]
     if not all(found):
         raise DefinitionError('If-Match: must be the ETag of the schedule, such as "3-5f2c"')
     return {int(match[1]) for match in found if match is not None}
 
 
-# What changes -----------------------------------------------------------------------------------------------
+# The change -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """A definition beside the stored one."""
+class DefinitionChange:
+    """A definition and the stored one."""
 
     ref: ScheduleRef
     old: Schedule | None
@@ -146,21 +146,21 @@ class Change:
 
     @property
     def outcome(self) -> Outcome:
-        """What the store will do."""
+        """The action that the store will take."""
         if self.old is None:
             return "created"
         return "unchanged" if (self.old.spec, self.old.owner) == (self.spec, self.owner) else "changed"
 
     def check(self, now: Instant, *, take_over: bool) -> None:
-        """Refuse what the store would refuse, before anything is written."""
+        """Raise the errors that the store would raise, before anything is written."""
         if self.old is not None and self.old.owner != self.owner and not take_over:
-            whose = self.old.owner or "whoever put it by hand"
+            whose = self.old.owner or "no app or file (it was put by hand)"
             raise ScheduleOwned(f"schedule {str(self.ref)!r} belongs to {whose}; take_over=1 takes it over")
         if self.outcome != "unchanged":
             require_instants(self.ref.name, self.spec, now)
 
     def plan(self, now: Instant, warnings: list[str]) -> SchedulePlan:
-        """Say what a PUT would do."""
+        """Return the plan of a PUT."""
         before = [] if self.old is None else previews(self.old.spec, now, PLAN_SHOWN)
         return SchedulePlan(
             name=self.ref.name,
@@ -173,7 +173,7 @@ class Change:
         )
 
     def report(self, now: Instant, outcome: Outcome, warnings: list[str]) -> ScheduleChange:
-        """Say what became, or would become, of the schedule."""
+        """Return the outcome, or the planned outcome, for the schedule."""
         return ScheduleChange(
             name=self.ref.name,
             tenant=self.ref.tenant,
@@ -187,7 +187,7 @@ class Change:
 
 
 async def warnings_of(caller: Caller, specs: Iterable[ScheduleSpec]) -> dict[tuple[str, str], list[str]]:
-    """Say, by task and queue, what keeps the jobs of definitions from running now; of a bounded number."""
+    """Return, by task and queue, what keeps the jobs of definitions from running now; for a bounded number of them."""
     nodes, found = await alive(caller.store), dict[tuple[str, str], list[str]]()
     for spec in specs:
         if (spec.task, spec.queue) in found or len(found) >= WARNED_OF:
@@ -203,18 +203,18 @@ async def warnings_of(caller: Caller, specs: Iterable[ScheduleSpec]) -> dict[tup
 
 async def drafted_changes(
     caller: Caller, named: Sequence[NamedSchedule], *, tenant: str | None, owner: str, take_over: bool
-) -> list[Change]:
-    """Compare many definitions with the stored ones, and refuse what the store would refuse."""
+) -> list[DefinitionChange]:
+    """Compare many definitions with the stored ones, and raise the errors that the store would raise."""
     drafts: dict[ScheduleRef, Draft] = {}
     for body in named:
         made = await _named_draft(caller, body, tenant)
         if made.ref in drafts:
-            raise InvalidSchedule(f"schedule {str(made.ref)!r} is there twice")
+            raise InvalidSchedule(f"schedule {str(made.ref)!r} is defined twice")
         drafts[made.ref] = made
         await caller.clock.yield_to_loop()
     found, changes = await caller.store.schedules.find(drafts), []
     for ref, made in drafts.items():
-        change = Change(ref, found.get(ref), _named_spec(made, found.get(ref)), owner)
+        change = DefinitionChange(ref, found.get(ref), _named_spec(made, found.get(ref)), owner)
         change.check(caller.now, take_over=take_over)
         changes.append(change)
         await caller.clock.yield_to_loop()
@@ -235,8 +235,10 @@ def _named_spec(made: Draft, old: Schedule | None) -> ScheduleSpec:
         raise InvalidSchedule(f"schedule {made.ref.name[:60]!r}: {error}") from None
 
 
-async def write_change(caller: Caller, change: Change, *, expected: int | None = None, take_over: bool = False) -> str:
-    """Write one definition, perhaps only over the expected revision; return what became of the schedule."""
+async def write_change(
+    caller: Caller, change: DefinitionChange, *, expected: int | None = None, take_over: bool = False
+) -> str:
+    """Write one definition, if requested only over the expected revision; return the outcome."""
     await caller.admit_schedules(1 if change.old is None else 0)
     entry = audit_log.put_schedule(change.ref.name, None if change.old is None else change.old.spec, change.spec)
     return await caller.acting(entry).schedules.put(
@@ -249,10 +251,18 @@ async def write_change(caller: Caller, change: Change, *, expected: int | None =
     )
 
 
+async def put_unowned(caller: Caller, name: str, spec: ScheduleSpec) -> Schedule:
+    """Create or change a schedule that no app owns; return it as it is stored."""
+    ref = ScheduleRef(spec.tenant, name)
+    old = (await caller.store.schedules.find([ref])).get(ref)
+    await write_change(caller, DefinitionChange(ref, old, spec, owner=""))
+    return await caller.store.schedules.get(name, tenant=spec.tenant)
+
+
 async def write_changes(
-    caller: Caller, changes: Sequence[Change], *, owner: str, take_over: bool
+    caller: Caller, changes: Sequence[DefinitionChange], *, owner: str, take_over: bool
 ) -> dict[ScheduleRef, Outcome]:
-    """Write the changed definitions in one transaction; return what became of each schedule."""
+    """Write the changed definitions in one transaction; return the outcome for each schedule."""
     outcomes = {change.ref: change.outcome for change in changes}
     written = [change for change in changes if change.outcome != "unchanged"]
     if not written:

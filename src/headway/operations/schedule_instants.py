@@ -1,4 +1,4 @@
-"""Instants to come: of a schedule, or of a rule that is not stored."""
+"""Future instants of a schedule, or of a trigger that is not stored."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -13,16 +13,16 @@ from headway.operations.times import read_future
 from headway.scheduling.planner import first_at, next_instant
 from headway.wire.schedules import Preview, Previews
 
-_WRITABLE: Final = (INSTANT_MIN + DAY, INSTANT_MAX - DAY)  # What can be written as a date in every zone.
+_WRITABLE: Final = (INSTANT_MIN + DAY, INSTANT_MAX - DAY)  # The times that can be written as a date in every zone.
 
 
 def zone_of(trigger: Trigger) -> ZoneInfo:
-    """Return the time zone of a trigger; UTC where it has none."""
+    """Return the time zone of a trigger, by default UTC."""
     return zone(trigger.tz) if isinstance(trigger, Cron | At) and trigger.tz else zone("UTC")
 
 
 def instants_after(spec: ScheduleSpec, after: Instant, limit: int) -> Iterator[Instant]:
-    """Yield the next instants of a definition; a fixed delay has none that are known before its job ends."""
+    """Yield the next instants of a definition; those of a fixed delay are unknown until its job ends."""
     if isinstance(spec.trigger, After):
         return
     after = max(after, _WRITABLE[0])
@@ -35,7 +35,7 @@ def instants_after(spec: ScheduleSpec, after: Instant, limit: int) -> Iterator[I
 
 
 def previews(spec: ScheduleSpec, after: Instant, limit: int, tz: ZoneInfo | None = None) -> list[Preview]:
-    """Return the next instants of a definition, with their local times and what daylight saving does to them."""
+    """Return the next instants of a definition, with local times and notes about daylight saving."""
     clock = tz or zone_of(spec.trigger)
     return [_preview(instant, spec.trigger, clock) for instant in instants_after(spec, after, limit)]
 
@@ -48,18 +48,18 @@ def _preview(instant: Instant, trigger: Trigger, tz: ZoneInfo) -> Preview:
 def preview_spec(
     spec: ScheduleSpec, now: Instant, *, since: str | None, number: int, tz: str | None = None, what: str = "from"
 ) -> Previews:
-    """Preview a definition from a time on, or from now; `what` is what an error calls that time."""
+    """Preview a definition from a given time, or from now; errors call that time `what`."""
     clock = zone(tz) if tz else zone_of(spec.trigger)
     after = now if since is None else read_future(since, now, what, clock.key) - 1
     return Previews(
         rule=describe(spec.trigger),
         tz=clock.key,
-        note="its instants follow from when its jobs end" if isinstance(spec.trigger, After) else None,
+        note="its instants depend on when its jobs end" if isinstance(spec.trigger, After) else None,
         items=previews(spec, after, number, clock),
     )
 
 
 def require_instants(name: str, spec: ScheduleSpec, now: Instant) -> None:
-    """Refuse a definition that would never fire, before anything is written."""
+    """Raise an error for a definition that would never fire, before anything is written."""
     if first_at(spec, now) is None:
         raise InvalidSchedule(f"schedule {name!r} has no instant after {isoformat(now)}: {describe(spec.trigger)}")

@@ -14,18 +14,18 @@ RECENT_MAX: Final = 20
 
 State = Annotated[
     Literal["active", "paused", "late", "attention", "failing", "ended"] | None,
-    msgspec.Meta(description="only those that are so now", examples=["late"]),
+    msgspec.Meta(description="only schedules in this state", examples=["late"]),
 ]
 Whose = Annotated[
     str | None,
-    msgspec.Meta(description="whose schedule, for those who see all tenants; default `default`", examples=["acme"]),
+    msgspec.Meta(description="the tenant, for tokens for all tenants; default `default`", examples=["acme"]),
     IN_QUERY,
 ]
 Owner = Annotated[
-    str | None, msgspec.Meta(description="whose schedules: the name of an app or a file", examples=["shop"]), IN_QUERY
+    str | None, msgspec.Meta(description="the owner of the schedules, an app or a file", examples=["shop"]), IN_QUERY
 ]
 DryRun = Annotated[
-    bool, msgspec.Meta(description="1 writes nothing and says what would happen", examples=["1"]), IN_QUERY
+    bool, msgspec.Meta(description="1 writes nothing and returns what would happen", examples=["1"]), IN_QUERY
 ]
 TakeOver = Annotated[bool, msgspec.Meta(description="1 takes over schedules that belong to an app or a file"), IN_QUERY]
 IfMatch = Annotated[str | None, InHeader("If-Match")]
@@ -37,9 +37,9 @@ Key = Annotated[str, msgspec.Meta(min_length=1, max_length=KEY_LENGTH_MAX)]
 IdempotencyKey = Annotated[str | None, InHeader("Idempotency-Key")]
 Recents = Annotated[
     int | None,
-    msgspec.Meta(ge=1, le=RECENT_MAX, description="so many of the newest decisions of each", examples=[5]),
+    msgspec.Meta(ge=1, le=RECENT_MAX, description="this many of the newest decisions of each", examples=[5]),
 ]
 Year = Annotated[
-    int | None, msgspec.Meta(ge=YEAR_MIN, le=YEAR_MAX, description="which; default the present one", examples=[2027])
+    int | None, msgspec.Meta(ge=YEAR_MIN, le=YEAR_MAX, description="the year; default the current one", examples=[2027])
 ]
 Number = Annotated[int, msgspec.Meta(ge=1, le=PREVIEW_MAX, description="how many", examples=[5])]

@@ -1,10 +1,10 @@
-"""Schedules: define them, read what was decided, pause, trigger, backfill and remove them.
+"""Schedules: define them, read their decisions, pause, trigger, backfill and remove them.
 
-Names are unique per tenant. A name means the schedule of the caller's tenant. Callers that see all tenants name one
-with `tenant`; the default tenant is meant where they name none. Schedules of other tenants do not exist for a caller.
+Names are unique per tenant. A name refers to the schedule of the caller's tenant. Callers that see all tenants choose
+one with `tenant`, by default the tenant `default`. Schedules of other tenants are reported as not found.
 
 A definition is guarded by its revision. The ETag of a schedule is its revision and a digest of the rest:
-`If-None-Match` compares all of it, `If-Match` only the revision, so that the passing of time is no change.
+`If-None-Match` compares all of it, `If-Match` only the revision, so that the passing of time is not a change.
 """
 
 import re
@@ -31,10 +31,10 @@ from headway.core.validation import KEY_LENGTH_MAX, check_name
 from headway.operations import audit_log
 from headway.operations.calendar import calendar, year_of
 from headway.operations.caller import require_printable
-from headway.operations.job_context import why
+from headway.operations.job_reads import explained_job
 from headway.operations.runs import runs
 from headway.operations.schedule_definitions import (
-    Change,
+    DefinitionChange,
     draft,
     drafted_changes,
     expected_revision,
@@ -62,7 +62,7 @@ from headway.operations.schedule_parameters import (
     Year,
 )
 from headway.operations.times import read_future, read_past
-from headway.operations.verbs import Group, Named, Reason, verb
+from headway.operations.verbs import Named, OperationGroup, Reason, verb
 from headway.store.ledger import FOREVER
 from headway.store.schedule_definitions import absent
 from headway.store.schedules import BACKFILL_MAX
@@ -102,14 +102,14 @@ _MISSING: Final = (ScheduleNotFound, InvalidSchedule)
 
 
 def _is_repeatable(given: Any) -> bool:
-    """Say whether a backfill that is sent twice does what one does."""
+    """Return whether a backfill is idempotent."""
     return bool(given.get("dry_run")) or not given.get("again")
 
 
-class Schedules(Group):
-    """Schedules: when tasks run, and what was decided about every instant."""
+class Schedules(OperationGroup):
+    """Schedules: when tasks run, and the decision about each instant."""
 
-    # --- all of them
+    # --- all schedules
 
     @verb("GET /api/schedules", id="list_schedules", role="viewer")
     async def list(
@@ -125,7 +125,7 @@ class Schedules(Group):
     ) -> Page[Schedule]:
         """List schedules by name.
 
-        With `recent` each has its newest decisions, the newest last, and what became of their jobs.
+        With `recent` each has its newest decisions, the newest last, and the statuses of their jobs.
         """
         tenant, store = tenant_of(self.caller, tenant), self.caller.store
         after = None if cursor is None else read_schedule_cursor(cursor, tenant)
@@ -156,8 +156,8 @@ class Schedules(Group):
     ) -> AppliedSchedules:
         """Create or change many schedules in one transaction.
 
-        Schedules that are not named stay as they are. Repeating it changes nothing. With `dry_run=1` nothing is
-        written, and the answer says what would become of each.
+        Schedules that are not named are not changed. It is idempotent. With `dry_run=1` nothing is written, and the
+        response has the planned outcome for each.
         """
         owner = check_name(owner, "owner") if owner else ""
         changes = await drafted_changes(self.caller, body.schedules, tenant=tenant, owner=owner, take_over=take_over)
@@ -175,16 +175,16 @@ class Schedules(Group):
 
     @verb("POST /api/schedules/preview", id="preview_rule", role="viewer", is_repeatable=True, errors=_MISSING)
     async def preview_rule(self, rule: PreviewBody) -> Previews:
-        """Preview the next instants of a rule that is not stored.
+        """Preview the next instants of a trigger that is not stored.
 
-        With their local times, and what daylight saving does to each.
+        Each has its local time and a note if daylight saving affects it.
         """
         options = {name: value for name, value in msgspec.structs.asdict(rule).items() if value is not None}
         number, since = options.pop("n"), options.pop("since", None)
         spec = ScheduleSpec.build(task="preview", trigger=take_trigger(options), **options)
         return preview_spec(spec, self.caller.now, since=since, number=number)
 
-    # --- the past and the future of one
+    # --- past and future instants of one schedule
 
     @verb("GET /api/schedules/{name:path}/occurrences", id="list_occurrences", role="viewer", errors=_MISSING)
     async def occurrences(
@@ -197,9 +197,9 @@ class Schedules(Group):
         limit: Limit = PAGE_DEFAULT,
         cursor: Cursor | None = None,
     ) -> Page[Occurrence]:
-        """List what was decided for a schedule, newest first, and why.
+        """List the decisions of a schedule and their reasons, newest first.
 
-        Also of a schedule that was removed.
+        This also works for a removed schedule.
         """
         first, end = _window(since, before, cursor)
         schedule = await self._stored(name, tenant, also_removed=True)
@@ -217,11 +217,11 @@ class Schedules(Group):
         limit: Limit = PAGE_DEFAULT,
         cursor: Cursor | None = None,
     ) -> Page[Occurrence]:
-        """List what was decided for a schedule and what was started by hand, newest first.
+        """List the decisions and the manual runs of a schedule, newest first.
 
-        The decisions of `/occurrences`, and among them by their time what people started: `triggered` (one job) and
-        `backfilled` (`count` jobs, for past instants). These are not instants of the schedule, and no occurrences. A
-        little more than `limit` comes where several have the same time.
+        The decisions of `/occurrences`, merged by time with manual runs: `triggered` (one job) and `backfilled`
+        (`count` jobs, for past instants). Manual runs are not instants of the schedule and have no occurrence. A page
+        may be a little longer than `limit` if several have the same time.
         """
         first, end = _window(since, before, cursor)
         schedule = await self._stored(name, tenant, also_removed=True)
@@ -236,10 +236,11 @@ class Schedules(Group):
         tenant: Whose = None,
         year: Year = None,
     ) -> Calendar:
-        """Count a year of a schedule by days: what was decided on each, and how its jobs ended.
+        """Count the decisions of a year and the outcomes of their jobs, by day.
 
-        Days are those of the schedule's zone; a day without a decision is left out. Runs of equal decisions are spread
-        evenly over their days. Of more than 100,000 decisions the newest count, and `truncated` is true.
+        Days are days in the schedule's time zone; days without decisions are left out. Runs of equal decisions are
+        spread evenly over their days. If there are more than 100,000 decisions, only the newest are counted and
+        `truncated` is true.
         """
         schedule = await self._stored(name, tenant, also_removed=True)
         tz = zone_of(schedule.spec.trigger).key
@@ -255,7 +256,7 @@ class Schedules(Group):
         since: Annotated[
             str | None,
             msgspec.Meta(
-                description="from this time on, or so long from now; default now", examples=["2027-03-27T00:00:00"]
+                description="start at this time, or this long from now; default now", examples=["2027-03-27T00:00:00"]
             ),
             Named("from"),
         ] = None,
@@ -268,7 +269,7 @@ class Schedules(Group):
         found = preview_spec(schedule.spec, self.caller.now, since=since, number=n, tz=tz)
         return msgspec.structs.replace(found, name=schedule.name, tenant=schedule.tenant)
 
-    # --- run it or not
+    # --- pause, resume, trigger, backfill
 
     @verb(
         "POST /api/schedules/{name:path}/pause",
@@ -287,7 +288,7 @@ class Schedules(Group):
     ) -> Schedule:
         """Pause a schedule.
 
-        Its instants are recorded as paused. `until` is a time, or for how long.
+        Its instants are recorded as paused. `until` is a time or a duration.
         """
         old = await self._stored(name, tenant)
         zone = zone_of(old.spec.trigger).key
@@ -297,7 +298,7 @@ class Schedules(Group):
             old.name, tenant=old.tenant, author=self.caller.name, reason=reason, until=end
         )
         if not changed and end is not None:
-            raise Conflict(f"schedule {old.label!r} is paused already; resume it first to pause it until another time")
+            raise Conflict(f"schedule {old.label!r} is already paused; to pause it until another time, resume it first")
         return await self._changed(old, changed)
 
     @verb(
@@ -308,7 +309,7 @@ class Schedules(Group):
         etag=etag_of_schedule,
     )
     async def resume(self, name: str, *, tenant: Whose = None) -> Schedule:
-        """Resume a paused schedule, from now on."""
+        """Resume a paused schedule, starting now."""
         old = await self._stored(name, tenant)
         acting = self.caller.acting(audit_log.resume_schedule(old, self.caller.now))
         changed = await acting.schedules.resume(old.name, tenant=old.tenant, author=self.caller.name)
@@ -334,13 +335,13 @@ class Schedules(Group):
     ) -> TriggeredJob:
         """Enqueue a job of the schedule now.
 
-        Its instants stay as they are. 201 for a new job. Under its overlap rule: with `skip` there is none while
-        another job of the schedule is live, with `queue` it waits in line, up to `queue_limit`. Where there is none,
-        the answer is 200 with the job that is there, and `message` says why. `replace` stops the live one first,
-        `allow` starts at once. With a key it happens once: 200 for the same job.
+        Its instants do not change. 201 for a new job. The overlap rule applies: with `skip` no job is created while
+        another one of the schedule is live; with `queue` the job waits, up to `queue_limit` of them; `replace` stops
+        the live one first; `allow` starts at once. If no job is created, the response is 200 with the live job, and
+        `message` says why. The key is an idempotency key: 200 for the same job.
         """
         if idempotency_key is not None and key not in (None, idempotency_key):
-            raise DefinitionError("key: the body and the header Idempotency-Key say different things")
+            raise DefinitionError("key: the body and the header Idempotency-Key differ; send one of them")
         key = key if idempotency_key is None else idempotency_key
         if key is not None:
             check_name(key, "key", KEY_LENGTH_MAX)
@@ -349,9 +350,9 @@ class Schedules(Group):
         await self.caller.admit_jobs(1)
         acting = self.caller.acting(audit_log.trigger_schedule(old))
         made = await acting.schedules.trigger_once(old.name, key, tenant=old.tenant, author=self.caller.name, args=text)
-        job, now = await self.caller.store.jobs.get(made.job_id), self.caller.now
-        reason = await why(self.caller.store, job, now, tenant=self.caller.tenant)
-        fields = msgspec.structs.asdict(job_of(job, now, why=reason.why))
+        job = await self.caller.store.jobs.get(made.job_id)
+        reason = await explained_job(self.caller, job)
+        fields = msgspec.structs.asdict(job_of(job, self.caller.now, why=reason.why))
         return TriggeredJob(**fields, outcome="started" if made.is_new else "not started", message=made.why)
 
     @verb(
@@ -375,7 +376,7 @@ class Schedules(Group):
     ) -> Backfill:
         """Enqueue a job for each past instant that has not fired.
 
-        Repeating it adds nothing. More than `limit` jobs are refused; `dry_run` says how many there would be.
+        It is idempotent. More than `limit` jobs are refused; `dry_run` returns how many there would be.
         """
         dry_run = dry_run or is_planned
         old = await self._stored(name, tenant)
@@ -397,7 +398,7 @@ class Schedules(Group):
             raise DefinitionError(f"from: {isoformat(since)} must not be later than to, {isoformat(until)}")
         return since, until
 
-    # --- one
+    # --- one schedule
 
     @verb("GET /api/schedules/{name:path}", id="get_schedule", role="viewer", errors=_MISSING, etag=etag_of_schedule)
     async def get(self, name: str, *, tenant: Whose = None) -> Schedule:
@@ -426,17 +427,17 @@ class Schedules(Group):
     ) -> Schedule | SchedulePlan:
         """Create or change a schedule.
 
-        201 created, 200 changed or unchanged. `If-Match` with the ETag that was read changes only what nobody has
-        changed since, `If-None-Match: *` only creates; else 412. With `dry_run=1` nothing is written and the answer is
-        the plan: `action` (create, change, nothing) and the next instants before and after. Names are unique per
-        tenant. The tenant is that of the token; only a token for all tenants may say another, in `tenant` of the query
-        or the body.
+        201 created, 200 changed or unchanged. `If-Match` with the ETag that was read fails with 412 if the schedule has
+        changed since; `If-None-Match: *` creates only, and fails with 412 if it exists. With `dry_run=1` nothing is
+        written and the response is the plan: `action` (create, change, nothing) and the next instants before and after.
+        Names are unique per tenant. The tenant is that of the token; only a token for all tenants may name another one,
+        in `tenant` of the query or the body.
         """
         caller, owner = self.caller, check_name(owner, "owner") if owner else ""
         made = await draft(caller, name, definition, tenant)
         old = (await caller.store.schedules.find([made.ref])).get(made.ref)
         expected = expected_revision(made.ref, old, if_match, if_none_match)
-        change = Change(made.ref, old, made.spec(old), owner)
+        change = DefinitionChange(made.ref, old, made.spec(old), owner)
         change.check(caller.now, take_over=take_over)
         [warnings] = (await warnings_of(caller, [change.spec])).values()
         if dry_run:
@@ -451,7 +452,7 @@ class Schedules(Group):
     ) -> RemovedSchedule:
         """Remove a schedule.
 
-        What was decided stays in the ledger.
+        Its decisions stay in the ledger.
         """
         ref = self._ref(name, tenant)
         old = (await self.caller.store.schedules.find([ref])).get(ref)
@@ -463,7 +464,7 @@ class Schedules(Group):
             raise absent(ref)
         return RemovedSchedule(name, ref.tenant, removed=True)
 
-    # --- what they share
+    # --- shared helpers
 
     def _ref(self, name: str, tenant: str | None) -> ScheduleRef:
         return ScheduleRef(tenant_of(self.caller, tenant) or DEFAULT_TENANT, name)
@@ -479,14 +480,14 @@ class Schedules(Group):
 
     async def _changed(self, old: StoredSchedule, changed: bool) -> Schedule:
         stored = await self.caller.store.schedules.show(old.name, tenant=old.tenant)
-        now = await self.caller.store.now()  # Not earlier than the change that was just made.
+        now = await self.caller.store.now()  # Not earlier than the change just made.
         return msgspec.structs.replace(self._shown(stored, now), changed=changed)
 
 
 def _window(since: str | None, before: str | None, cursor: str | None) -> tuple[Instant, Instant]:
-    """Read which part of a list is asked for: from the first time on, and before the second."""
+    """Return the requested part of a list: from the first time on, before the second."""
     if cursor is not None and not _INSTANT.fullmatch(cursor):
-        raise DefinitionError("cursor: not one of this list")
+        raise DefinitionError("cursor must be the `next_cursor` of the previous page of this list")
     ends = [int(cursor)] if cursor is not None else []
     ends += [parse_instant(before, what="before")] if before is not None else []
     return 0 if since is None else parse_instant(since, what="since"), min(ends, default=FOREVER)

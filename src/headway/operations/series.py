@@ -1,4 +1,4 @@
-"""Read how jobs ended over the last hours, as points for a chart. Callers who ask for the same share one reading."""
+"""Read how jobs ended over the last hours, as points for a chart. Equal requests share one read (single-flight)."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Literal, get_args
@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, get_args
 from headway.core.clock import Clock
 from headway.core.instants import HOUR, SECOND, Duration, Instant, isoformat
 from headway.core.lifecycle import FINAL, Status
-from headway.core.single_flight import Recent
+from headway.core.single_flight import CachedRead
 from headway.store import Store
 from headway.wire.overview import Point, Series
 
@@ -20,19 +20,19 @@ KEPT_MAX: Final = 256
 
 
 class SeriesReader:
-    """Reads series, and keeps each of them for a few seconds."""
+    """Reads series and caches each for a few seconds."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._known: dict[tuple[str, str | None, str | None, str | None], Recent[Series]] = {}
+        self._known: dict[tuple[str, str | None, str | None, str | None], CachedRead[Series]] = {}
 
     async def get(self, window: str, tenant: str | None, task: str | None, queue: str | None) -> Series:
-        """Return how the jobs of a tenant (or of all) ended, by steps of time."""
+        """Return how the jobs of a tenant (or of all tenants) ended, by time step."""
         wanted = (window, tenant, task, queue)
         known = self._known.pop(wanted, None)
         if known is None:
-            known = Recent(lambda: self._read(*wanted), clock=self._clock, fresh_s=FRESH_S, cost=READING_SHARE)
+            known = CachedRead(lambda: self._read(*wanted), clock=self._clock, fresh_s=FRESH_S, cost=READING_SHARE)
         self._known[wanted] = known
         if len(self._known) > KEPT_MAX:  # Forget the least recently used one.
             del self._known[next(iter(self._known))]
@@ -45,7 +45,7 @@ class SeriesReader:
         rows, oldest = await self._store.statistics.ended_series(
             since, step, tenant=tenant, task=task, queue=queue, limit=JOBS_MAX
         )
-        if oldest is not None:  # Earlier jobs were not read, and of the step of the oldest one not all.
+        if oldest is not None:  # Earlier jobs were not read, and the step of the oldest one is incomplete.
             since = min((oldest // step + 1) * step, until - step)
         by_step: dict[int, dict[str, Any]] = {}
         for row in rows:

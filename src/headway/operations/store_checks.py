@@ -16,7 +16,7 @@ POSTGRES_MIN: Final = 13
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found: `ok`, `warn` or `bad`, in a sentence that names the cure."""
+    """The result of one check: `ok`, `warn` or `bad`, and a sentence that names the remedy."""
 
     check: str
     mark: str
@@ -31,23 +31,23 @@ async def check_schema(store: Store) -> Finding:
 
 
 async def check_database(store: Store, settings: Settings) -> list[Finding]:
-    """Check what the database says of itself."""
+    """Check the facts that the database reports."""
     known = await facts(store.driver)
     return [*(_sqlite(known, settings) if known.kind == "sqlite" else _postgres(known))]
 
 
 async def connection_is_encrypted(store: Store) -> bool | None:
-    """Say whether the connection to PostgreSQL is encrypted; None where there is none."""
+    """Return whether the connection to PostgreSQL is encrypted; None for SQLite."""
     known = await facts(store.driver)
     return known.settings.get("encrypted") == "on" if known.kind == "postgresql" else None
 
 
 def _sqlite(known: Facts, settings: Settings) -> Iterator[Finding]:
-    yield Finding("database", "ok", f"SQLite {known.version}: one host only; PostgreSQL for more")
+    yield Finding("database", "ok", f"SQLite {known.version}: works on one host only; use PostgreSQL for several")
     if known.settings.get("journal_mode", "wal") != "wal":
         yield Finding("journal", "warn", f"journal mode is {known.settings['journal_mode']}, not WAL: readers block")
     if settings.sqlite_synchronous == "full":
-        yield Finding("durability", "ok", "synchronous=full: what was acknowledged survives a power cut")
+        yield Finding("durability", "ok", "synchronous=full: acknowledged writes survive a power cut")
     else:
         yield Finding("durability", "warn", "synchronous=normal: a power cut can lose the last acknowledged writes")
     exposed = list(exposures(path_of(settings.store)))
@@ -72,4 +72,4 @@ def _postgres(known: Facts) -> Iterator[Finding]:
         yield Finding("durability", "warn", f"{name}=off: {cost}; switch it on")
     if not off:
         level = known.settings["synchronous_commit"]
-        yield Finding("durability", "ok", f"synchronous_commit={level}: what was acknowledged survives a crash")
+        yield Finding("durability", "ok", f"synchronous_commit={level}: acknowledged writes survive a crash")

@@ -1,4 +1,4 @@
-"""Which tasks are known: those of the app that the process was started with, and those that live workers register."""
+"""The known tasks: those of the app of this process, and those that live workers register."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ class TaskLike(Protocol):
 
 @dataclass(slots=True)
 class TaskCatalogue:
-    """The known tasks. What workers register is read at most once a second."""
+    """The known tasks. The registrations of workers are read at most once a second."""
 
     store: Store
     clock: Clock
@@ -37,7 +37,7 @@ class TaskCatalogue:
     _heard_at: float = -1e9
 
     async def options_of(self, name: str, args: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
-        """Return the default options of a task, and the arguments as it takes them; raise `TaskNotFound`."""
+        """Return the default options of a task and the checked arguments; raise `TaskNotFound`."""
         task = self.app.get(name)
         if task is not None:
             try:

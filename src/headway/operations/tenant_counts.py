@@ -1,10 +1,10 @@
-"""Count what a tenant has, for its quotas."""
+"""Count jobs and schedules of a tenant, for its quotas."""
 
 from headway.store import Store
 
 
 class TenantCounts:
-    """How much a tenant has in the store."""
+    """Counts of a tenant's rows in the store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""Times as people say them: a time, or a duration that means so long ago or from now."""
+"""Parse times from users: a time, or a duration relative to now."""
 
 from headway.core.errors import DefinitionError
 from headway.core.instants import Instant, parse_duration, parse_instant
@@ -6,13 +6,13 @@ from headway.core.zones import zone
 
 
 def read_past(text: str, now: Instant, what: str, tz: str | None = None) -> Instant:
-    """Read a time, or a duration that means so long ago: `2h`."""
+    """Parse a time, or a duration into the past: `2h` means two hours ago."""
     ago = _duration(text, what)
     return _instant(text, what, tz) if ago is None else now - ago
 
 
 def read_future(text: str, now: Instant, what: str, tz: str | None = None) -> Instant:
-    """Read a time, or a duration that means so long from now: `30m`."""
+    """Parse a time, or a duration into the future: `30m` means in thirty minutes."""
     ahead = _duration(text, what)
     return _instant(text, what, tz) if ahead is None else now + ahead
 

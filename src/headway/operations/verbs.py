@@ -1,13 +1,13 @@
-"""Declare operations: a method with its HTTP route is all that the server and the remote client need to know of it.
+"""Declare operations: the server and the remote client are derived from a method and its HTTP route.
 
     class Queues(Group):
         @verb("POST /api/queues/{name:path}/pause", id="pause_queue", role="operator")
         async def pause(self, name: str, *, reason: Reason = "") -> Queue:
             '''Pause a queue: …'''
 
-The server makes a route of it (`headway.server.operation_routes`), the command line with `--server` a request
-(`headway.client.remote_operations`), and `/openapi.json` an entry: parameters in the path, in the query of a GET or in
-the JSON body otherwise, described by their annotations; the docstring says what it does.
+The server makes a route of it (`headway.server.operation_routes`), the command line with `--server` makes a request
+(`headway.client.remote_operations`), and `/openapi.json` gets an entry. Parameters are in the path, in the query of a
+GET, or in the JSON body otherwise. Their annotations and the docstring are the descriptions.
 """
 
 import functools
@@ -62,7 +62,7 @@ class Named:
     name: str
 
 
-class Group:
+class OperationGroup:
     """The operations on one kind of resource."""
 
     def __init__(self, caller: Caller) -> None:
@@ -110,7 +110,7 @@ class Verb:
         return tuple(parameter for parameter in self.parameters if parameter.place == place)
 
     def meant(self, kind: type[E]) -> type[E]:
-        """Return the error that a refusal means: the declared one of this kind, if there is one."""
+        """Return the error that a refusal stands for: the declared one of this kind, if there is one."""
         return next((error for error in self.errors if issubclass(error, kind)), kind)
 
     @property
@@ -135,14 +135,14 @@ class Verb:
 
 
 class VerbOptions(TypedDict, total=False):
-    """What the declaration of an operation may say beyond its route, id and role.
+    """The options of a declaration beyond route, id and role.
 
-    `is_repeatable` says, perhaps by the arguments, that sending it twice does what sending it once does.
-    `idempotent_by` names the parameter that makes it repeatable; remote callers fill it in. `errors` are those that
-    refusals mean, a `NotFound`, a `Conflict` and a `DefinitionError`: a remote caller knows only their status.
-    `is_bulk` allows large bodies. `created` says of a result that it is new (201), and `location` where it is. `stable`
-    returns what the ETag is made of, for results with fields that change as time passes; `etag` returns an ETag of
-    another form. `aliases` are old paths that keep working, each with its old operation id.
+    `is_repeatable` says that the operation is idempotent; it may be a function of the arguments. `idempotent_by` names
+    the parameter that is the idempotency key; remote callers fill it in. `errors` are the exceptions for refusals: a
+    `NotFound`, a `Conflict` and a `DefinitionError`, since a remote caller knows only their status. `is_bulk` allows
+    large bodies. `created` tells whether a result is new (201), and `location` returns its path. `stable` returns the
+    input of the ETag, for results with fields that change with time; `etag` returns an ETag of another form. `aliases`
+    are old paths that keep working, each with its old operation id.
     """
 
     is_repeatable: bool | Callable[[Mapping[str, Any]], bool]
@@ -157,7 +157,7 @@ class VerbOptions(TypedDict, total=False):
 
 
 def verb(route: str, *, id: str, role: str, status: int = 200, **options: Unpack[VerbOptions]) -> Callable[[F], F]:
-    """Declare an operation; it refuses callers without the role."""
+    """Declare an operation; callers without the role get an error."""
     method, path = route.split(" ", 1)
 
     def declare(function: F) -> F:
@@ -180,7 +180,7 @@ def verb(route: str, *, id: str, role: str, status: int = 200, **options: Unpack
             declared = replace(declared, is_repeatable=True)
 
         @functools.wraps(function)
-        async def checked(group: Group, *args: Any, **given: Any) -> Any:
+        async def checked(group: OperationGroup, *args: Any, **given: Any) -> Any:
             group.caller.require_role(role)
             try:
                 return await function(group, *args, **given)
@@ -230,11 +230,11 @@ def fields_of(filters: type[msgspec.Struct]) -> typing.Iterator[Parameter]:
 
 
 def verb_of(function: object) -> Verb | None:
-    """Return how an operation was declared."""
+    """Return the declaration of an operation."""
     return getattr(function, _VERB, None)
 
 
-def verbs_of(group: type[Group]) -> tuple[Verb, ...]:
+def verbs_of(group: type[OperationGroup]) -> tuple[Verb, ...]:
     """Return the operations of a group in the order in which they were declared."""
     return tuple(declared for function in vars(group).values() if (declared := verb_of(function)) is not None)
 
@@ -242,7 +242,7 @@ def verbs_of(group: type[Group]) -> tuple[Verb, ...]:
 async def pages(
     read: Callable[..., Awaitable[Page[T]]], *args: Any, most: int | None = None, **given: Any
 ) -> AsyncIterator[T]:
-    """Iterate over a list that is read page by page, over at most so many items; `limit` is the size of a page."""
+    """Iterate over a paginated list, up to a number of items; `limit` is the page size."""
     cursor: str | None = given.pop("cursor", None)
     size = given.pop("limit", PAGE_MAX)
     left = sys.maxsize if most is None else most
@@ -257,13 +257,13 @@ async def pages(
 
 
 def check_cursor(cursor: str | None, form: re.Pattern[str]) -> str | None:
-    """Return the cursor, or raise an error if it has not the form of the ids that it is made of."""
+    """Return the cursor, or raise an error if it does not have the form of these ids."""
     if cursor is not None and not form.fullmatch(cursor):
         raise DefinitionError("cursor must be the `next_cursor` of the page before")
     return cursor
 
 
 def sliced(items: list[T], limit: int, cursor: str | None, key: Callable[[T], str]) -> Page[T]:
-    """Return a page of a list that was read completely, sorted by what the cursor names."""
+    """Return a page of a complete list, sorted by the key that the cursor names (keyset pagination)."""
     found = sorted((item for item in items if cursor is None or key(item) > cursor), key=key)
     return Page(found[:limit], key(found[limit - 1]) if len(found) > limit else None)

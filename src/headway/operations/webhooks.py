@@ -1,12 +1,12 @@
-"""Webhooks: which URLs are notified when jobs end, and the messages that were sent to them.
+"""Webhooks: URLs that are notified when jobs end, and the messages that were sent to them.
 
-All of it is for admins, since a webhook sends data of jobs to other systems. A secret is only in the response that
-creates it. Webhooks of other tenants, and those for all tenants, look as if they did not exist.
+All operations need the role admin, since a webhook sends data of jobs to other systems. Only the response that creates
+a secret contains it. Webhooks of other tenants, and those for all tenants, are reported as not found.
 """
 
 import re
-from collections.abc import Sequence
-from typing import Annotated, Final
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET
@@ -17,9 +17,9 @@ from headway.core.settings import mask_url
 from headway.core.urls import URL_LENGTH_MAX, check_url
 from headway.core.validation import NAME_LENGTH_MAX
 from headway.core.webhooks import ALL_EVENTS, EVENTS, NOTE_LENGTH_MAX, DeliveryStatus, Endpoint, tenant_of_callbacks
-from headway.operations import audit_log
 from headway.operations.caller import require_printable
-from headway.operations.verbs import Group, check_cursor, verb
+from headway.operations.verbs import OperationGroup, check_cursor, verb
+from headway.store.audit_log import AuditEntry
 from headway.wire.base import PAGE_DEFAULT, Absent, Cursor, Limit, Page
 from headway.wire.webhooks import (
     Delivery,
@@ -68,7 +68,7 @@ Tenant = Annotated[
     msgspec.Meta(
         min_length=1,
         max_length=NAME_LENGTH_MAX,
-        description="whose jobs, `*` for all tenants; only for tokens of all tenants",
+        description="the tenant of the jobs, `*` for all tenants; only for tokens for all tenants",
     ),
 ]
 Enabled = Annotated[bool, msgspec.Meta(description="false stops the notifications", examples=[False])]
@@ -76,12 +76,12 @@ Keep = Annotated[
     str,
     msgspec.Meta(
         max_length=64,
-        description="how long the old secret signs beside the new one; `0s` if it has leaked",
+        description="how long messages are signed with the old secret too; `0s` if it has leaked",
         examples=[KEEP_DEFAULT],
     ),
 ]
 OnlyEndpoint = Annotated[str, msgspec.Meta(description="only to this webhook", examples=[_EXAMPLE_ID])]
-OnlyStatus = Annotated[DeliveryStatus, msgspec.Meta(description="only those in this state", examples=["FAILED"])]
+OnlyStatus = Annotated[DeliveryStatus, msgspec.Meta(description="only messages with this status", examples=["FAILED"])]
 OnlyJob = Annotated[str, msgspec.Meta(description="only about this job", examples=["job_01m7h07rq30wjd03gjnmt8r3pz"])]
 
 
@@ -89,7 +89,7 @@ def _location(webhook: Webhook) -> str:
     return f"/api/webhooks/{webhook.id}"
 
 
-class Webhooks(Group):
+class Webhooks(OperationGroup):
     """Webhooks: URLs that are notified when jobs end."""
 
     @verb("GET /api/webhooks", id="list_webhooks", role="admin")
@@ -106,14 +106,16 @@ class Webhooks(Group):
     ) -> WebhookWithSecret:
         """Notify a URL when jobs end.
 
-        The response has the secret that signs the messages; it is not shown again.
+        The response contains the secret for the signatures; it is not shown again.
         """
         require_printable(note, "note")
         whose = tenant or self.caller.principal.tenant
         if not self.caller.principal.sees(whose):
             raise Denied("tenant: only a token for all tenants may name another one")
         plain = check_url(url)
-        endpoint = await self.caller.acting(audit_log.add_webhook(whose, plain, events)).webhooks.add(
+        what = {"url": mask_url(plain), "events": list(events)}
+        entry = AuditEntry("webhooks.add", lambda rows: str(rows[0]["id"]), whose, what)
+        endpoint = await self.caller.acting(entry).webhooks.add(
             tenant=whose, url=plain, events=events, note=note, author=self.caller.name
         )
         return webhook_with_secret(endpoint, self.caller.now)
@@ -122,7 +124,7 @@ class Webhooks(Group):
     async def get(self, id: str) -> Webhook:
         """Show a webhook.
 
-        `callbacks:TENANT` is the one that stands for the `callback_url` of a tenant's jobs.
+        `callbacks:TENANT` represents the `callback_url` of all jobs of a tenant.
         """
         return webhook_of(await self._endpoint(id), self.caller.now)
 
@@ -138,11 +140,17 @@ class Webhooks(Group):
     ) -> Webhook:
         """Change, disable or enable a webhook.
 
-        Fields that are left out keep their values. Pending messages go to the new URL.
+        Missing fields keep their values. Pending messages go to the new URL.
         """
         require_printable(note or "", "note")
         before, now = await self._endpoint(id), self.caller.now
-        endpoint = await self.caller.acting(audit_log.change_webhook(before, now)).webhooks.change(
+
+        def changes(after: Endpoint) -> Mapping[str, Any]:
+            old, new = (msgspec.structs.asdict(webhook_of(endpoint, now)) for endpoint in (before, after))
+            return {"changes": {name: [old[name], new[name]] for name in new if old[name] != new[name]}}
+
+        entry = AuditEntry("webhooks.change", before.id, before.tenant, detail_from=changes)
+        endpoint = await self.caller.acting(entry).webhooks.change(
             before.id,
             url=None if url is UNSET else check_url(url),
             events=None if events is UNSET else events,
@@ -158,42 +166,45 @@ class Webhooks(Group):
         Its pending deliveries are discarded.
         """
         endpoint = await self._endpoint(id)
-        await self.caller.acting(audit_log.remove_webhook(endpoint)).webhooks.remove(endpoint.id)
+        what = {"url": mask_url(endpoint.url)}
+        entry = AuditEntry("webhooks.remove", endpoint.id, endpoint.tenant, what, lambda _: {})
+        await self.caller.acting(entry).webhooks.remove(endpoint.id)
 
     @verb("POST /api/webhooks/{id}/rotate", id="rotate_secret", role="admin")
     async def rotate(self, id: str, *, keep: Keep = KEEP_DEFAULT) -> WebhookWithSecret:
-        """Make a new secret.
+        """Create a new secret.
 
-        The old one signs beside it for `keep`. The response has the new one; it is not shown again.
+        Messages are signed with the old one too for `keep`. The response contains the new one; it is not shown again.
         """
         kept = check_keep(keep)
         tenant = tenant_of_callbacks(id)
         if tenant is not None and self.caller.principal.sees(tenant):
             await self.caller.store.webhooks.ensure_callbacks(tenant)  # Its secret is available before the first job.
         webhook_id = (await self._endpoint(id)).id
-        acting = self.caller.acting(audit_log.rotate_secret(webhook_id, keep))
+        entry = AuditEntry("webhooks.rotate", webhook_id, lambda endpoint: str(endpoint.tenant), {"keep": keep})
+        acting = self.caller.acting(entry)
         return webhook_with_secret(await acting.webhooks.rotate(webhook_id, keep=kept), self.caller.now)
 
     @verb("POST /api/webhooks/{id}/test", id="test_webhook", role="admin")
     async def test(self, id: str, *, url: TestUrl | None = None) -> Delivery:
         """Send a test message, once.
 
-        The response comes when the message was answered, or ten seconds later.
+        The response comes when the receiver has answered, or after ten seconds.
         """
         endpoint = await self._endpoint(id)
         if endpoint.is_callbacks == (url is None):
             wanted = "is needed for" if endpoint.is_callbacks else "may only be given for"
-            raise DefinitionError(f"url {wanted} what stands for the callback_url of jobs")
+            raise DefinitionError(f"url {wanted} callbacks:TENANT")
         target = endpoint.url or check_url(url)
         if self.caller.sender is None:
-            raise DefinitionError("this process sends no messages to webhooks")
+            raise DefinitionError("this process sends no webhook messages")
         delivery = await self.caller.sender.test(endpoint, target)
         detail = {"url": mask_url(target), "status": delivery.status}
         await self.caller.record("webhooks.test", endpoint.id, endpoint.tenant, detail)
         return delivery_of(delivery)
 
     async def _endpoint(self, webhook_id: str) -> Endpoint:
-        """Find a webhook that the caller may see."""
+        """Return a webhook that the caller may see."""
         endpoint = await self.caller.store.webhooks.get(webhook_id)
         if not self.caller.principal.sees(endpoint.tenant):
             raise NotFound("no webhook has this id")
@@ -201,15 +212,15 @@ class Webhooks(Group):
 
 
 def check_keep(text: str, what: str = "keep") -> Duration:
-    """Read how long an old secret signs beside the new one."""
+    """Parse how long messages are signed with the old secret too."""
     keep = parse_duration(text, what=what)
     if keep > KEEP_MAX:
         raise DefinitionError(f"{what} must be from 0s to 7d")
     return keep
 
 
-class Deliveries(Group):
-    """Deliveries: the messages to webhooks, and what became of them."""
+class Deliveries(OperationGroup):
+    """Deliveries: messages to webhooks and their status."""
 
     @verb("GET /api/deliveries", id="list_deliveries", role="admin")
     async def list(
@@ -234,7 +245,7 @@ class Deliveries(Group):
 
     @verb("GET /api/deliveries/{id}", id="get_delivery", role="admin")
     async def get(self, id: str) -> Delivery:
-        """Show a delivery with its last tries."""
+        """Show a delivery with its last attempts."""
         delivery, owner = await self.caller.store.webhooks.delivery(id)
         if self.caller.tenant is not None and owner != self.caller.tenant:  # It belongs to the owner of the webhook.
             raise NotFound("no delivery has this id")
@@ -242,9 +253,15 @@ class Deliveries(Group):
 
     @verb("POST /api/deliveries/{id}/replay", id="replay_delivery", role="admin", status=202)
     async def replay(self, id: str) -> Delivery:
-        """Send a message again, under the same id."""
+        """Send a message again, with the same id."""
         delivery_id = (await self.get(id)).id
-        delivery = await self.caller.acting(audit_log.replay(delivery_id)).webhooks.replay(delivery_id)
+        entry = AuditEntry(
+            "deliveries.replay",
+            delivery_id,
+            lambda sent: str(sent.tenant),
+            detail_from=lambda sent: {"endpoint": sent.endpoint},
+        )
+        delivery = await self.caller.acting(entry).webhooks.replay(delivery_id)
         if self.caller.sender is not None:
             self.caller.sender.wake()
         return delivery_of(delivery)

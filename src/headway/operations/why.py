@@ -1,8 +1,8 @@
-"""Why a job is where it is: one true sentence, and the evidence for it.
+"""Explain why a job has its status: one true sentence, and the evidence for it.
 
-Pure: whoever asks has read the job and what is around it (`Around`) from the store, and gets words for people and
-values for programs. `explain` answers for one job with everything that is known; `headway.core.job_summary` says what
-the job alone can tell, for lists.
+Pure: the caller reads the job and its context (`Around`) from the store, and gets words for people and values for
+programs. `explain` uses everything that is known about one job; `headway.core.job_summary`, which lists use, needs the
+job alone.
 """
 
 from collections.abc import Iterable
@@ -27,14 +27,14 @@ from headway.core.lifecycle import Status
 from headway.core.nodes import Node
 from headway.operations.worker_state import Worker, workers_of
 
-MOMENT: Final = 2 * SECOND  # So long something may take that happens at once.
+MOMENT: Final = 2 * SECOND  # Within this time something that happens at once is not yet late.
 NAMES_SHOWN: Final = 20
 
 Evidence = dict[str, Any]
 
 
 class QueuePause(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing is taken from a queue: since when, by whom, why."""
+    """The pause of a queue: since when, by whom, why."""
 
     since: Instant
     author: str = ""
@@ -42,34 +42,34 @@ class QueuePause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Around(msgspec.Struct, frozen=True, kw_only=True):
-    """What is around a job, as far as its status makes it matter."""
+    """The context of a job, as far as its status requires it."""
 
     now: Instant
     nodes: tuple[Node, ...] = ()
     pause: QueuePause | None = None
     ahead: int = 0
-    is_for_tenant: bool = False  # Who asks may learn nothing of other tenants; `ahead` has only its own jobs.
+    is_for_tenant: bool = False  # The caller may learn nothing about other tenants; `ahead` counts only its own jobs.
     predecessor: Job | None = None
     rivals: tuple[Job, ...] = ()
     reruns: tuple[str, ...] = ()
     names: dict[str, str] = {}
 
     def name_of(self, node_id: str | None) -> str:
-        """Return what people call a node, alive or not; its id when that is not known any more."""
+        """Return the name of a node, alive or not; its id if the name is no longer known."""
         alive = (node.name for node in self.nodes if node.id == node_id)
         return next(alive, self.names.get(node_id or "", node_id or "nobody"))
 
     def lives(self, node_id: str | None) -> bool:
-        """Say whether a node was heard of lately."""
+        """Return whether a node has sent a heartbeat recently."""
         return any(node.id == node_id for node in self.nodes)
 
     @property
     def keepers(self) -> int:
-        """How many nodes are alive; one of them makes due jobs ready and rescues those of lost workers."""
+        """The number of live nodes; any of them makes due jobs ready and rescues the jobs of lost workers."""
         return len(self.nodes)
 
 
-class Why(msgspec.Struct, frozen=True):
+class Explanation(msgspec.Struct, frozen=True):
     """The answer."""
 
     status: str
@@ -78,21 +78,21 @@ class Why(msgspec.Struct, frozen=True):
 
 
 def _brief_error(text: str | None) -> Evidence | None:
-    """Return what went wrong without where it did; that is long, and not for everybody."""
+    """Return the error without its traceback, which is long and not meant for every reader."""
     error = read_error(text)
     return None if error is None else {"type": error["type"], "message": error["message"]}
 
 
-def explain(job: Job, around: Around) -> Why:
-    """Say why a job is where it is."""
+def explain(job: Job, around: Around) -> Explanation:
+    """Explain why a job has its status."""
     sentence, evidence = _of_status(job, around)
     if not job.status.is_final and job.status is not Status.RUNNING and job.expires_at is not None:
         evidence["expires_at"] = isoformat(job.expires_at)
         if job.expires_at > around.now:
             sentence += f"; expires {away(job.expires_at, around.now)} unless it has started"
         else:
-            sentence = f"its time to start was over {away(job.expires_at, around.now)}; it is about to be cancelled"
-    return Why(str(job.status), sentence, {"job": job.id, "task": job.task, **evidence})
+            sentence = f"its time to start expired {away(job.expires_at, around.now)}; it is about to be cancelled"
+    return Explanation(str(job.status), sentence, {"job": job.id, "task": job.task, **evidence})
 
 
 def _of_status(job: Job, around: Around) -> tuple[str, Evidence]:
@@ -127,11 +127,11 @@ def _scheduled(job: Job, around: Around) -> tuple[str, Evidence]:
 
 
 def _readier(around: Around, evidence: Evidence) -> str:
-    """Say who makes due jobs ready."""
+    """Say which nodes make due jobs ready."""
     evidence["nodes"] = around.keepers
     if not around.keepers:
         return "no scheduler or worker is alive to make it ready"
-    return "it is made ready at any moment"
+    return "it becomes ready any moment"
 
 
 def _retrying(job: Job, around: Around) -> tuple[str, Evidence]:
@@ -149,16 +149,16 @@ def _retrying(job: Job, around: Around) -> tuple[str, Evidence]:
 
 
 _CURES: Final = {
-    "unknown task": "start a worker whose app has the task: it is taken up again by itself",
+    "unknown task": "start a worker whose app has the task; the job then continues by itself",
     "arguments": "cancel it and enqueue it with arguments that fit; or change the task, then `headway jobs retry {id}`",
-    "unreadable": "cancel it and enqueue it anew",
+    "unreadable": "cancel it and enqueue it again",
 }
 
 
 def _parked(job: Job) -> tuple[str, Evidence]:
-    cure = _CURES.get(job.parked or "", "`headway jobs retry {id}` has it looked at again").format(id=job.id)
+    cure = _CURES.get(job.parked or "", "try again with `headway jobs retry {id}`").format(id=job.id)
     evidence: Evidence = {"parked": job.parked, "reason": job.reason, "attempts": job.attempt, "cure": cure}
-    return f"parked ({job.parked}): {job.reason or 'nobody here can run it'}; {cure}", evidence
+    return f"parked ({job.parked}): {job.reason or 'no worker can run it'}; {cure}", evidence
 
 
 def _blocked(job: Job, around: Around) -> tuple[str, Evidence]:
@@ -177,11 +177,11 @@ def _blocked(job: Job, around: Around) -> tuple[str, Evidence]:
         return f"{job.blocked_by} {gone}, but {_some(rivals)} of schedule {job.schedule_name} must end first", evidence
     if job.run_at > around.now:
         return f"{job.blocked_by} {gone}; due {_at(job.run_at, around.now)}", evidence
-    return f"{job.blocked_by} {gone}, so it is its turn; {_readier(around, evidence)}", evidence
+    return f"{job.blocked_by} {gone}, so this job is next; {_readier(around, evidence)}", evidence
 
 
 def _pending_for_tenant(job: Job, around: Around) -> tuple[str, Evidence]:
-    """Say what a ready job lacks without names and numbers of what all tenants share."""
+    """Say what a ready job lacks, without names and numbers of resources that tenants share."""
     ready = max(0, around.now - (job.ready_at or job.run_at))
     workers = workers_of(around.nodes)
     knowing = [worker for worker in workers if job.task in worker.tasks]
@@ -205,7 +205,7 @@ def _pending_for_tenant(job: Job, around: Around) -> tuple[str, Evidence]:
 
 
 def _pending(job: Job, around: Around) -> tuple[str, Evidence]:
-    """Go through what a ready job needs, in the order in which it needs it, up to what is missing."""
+    """Check what a ready job needs, in order, up to the first thing that is missing."""
     if around.is_for_tenant:
         return _pending_for_tenant(job, around)
     ready = max(0, around.now - (job.ready_at or job.run_at))
@@ -246,7 +246,7 @@ def _pending(job: Job, around: Around) -> tuple[str, Evidence]:
 
 
 def _apart(job: Job, evidence: Evidence) -> str:
-    """Say for what a job waits with which workers were lost."""
+    """Say what a suspect job waits for: one whose workers were lost."""
     evidence["company"] = job.company
     waits = "a worker that runs no other job" if job.company == 0 else "a worker that runs no other suspect"
     return f"{job.reason.partition(',')[0] or 'workers were lost with it'}; waits for {waits}"
@@ -261,7 +261,7 @@ def _paused(job: Job, pause: QueuePause, now: Instant, evidence: Evidence) -> st
 
 
 def _capacity(job: Job, workers: list[Worker], ahead: int, evidence: Evidence, ready: Duration) -> str:
-    """Say how many slots there are that this job could use, and how many of them are free."""
+    """Say how many slots this job could use, and how many of them are free."""
     slots = sum(worker.slots_for(job.task) for worker in workers)
     free = sum(worker.free_for(job.task) for worker in workers)
     kinds = {worker.kind_of(job.task) for worker in workers}
@@ -273,13 +273,13 @@ def _capacity(job: Job, workers: list[Worker], ahead: int, evidence: Evidence, r
         busy = f"the only {noun} is" if slots == 1 else f"all {_count(slots, noun)} of {_workers(workers)} are"
         return f"{busy} busy; {line}"
     if ready < MOMENT:
-        return f"ready for {span(ready)}; a worker takes it at any moment"
+        return f"ready for {span(ready)}; a worker takes it any moment"
     room = f", with {free:,} of {_count(slots, noun)} free" if slots else ""
     return f"ready for {span(ready)}{room}; {line}"
 
 
 def _is_all(workers: list[Worker], slots: int) -> bool:
-    """Say whether these are all slots that the workers have, so that nobody looks for others."""
+    """Say whether these are all slots of the workers, or which kind they are."""
     return slots == sum(worker.slots for worker in workers)
 
 
@@ -316,7 +316,7 @@ def _running(job: Job, around: Around) -> tuple[str, Evidence]:
             rescue = "it is being rescued" if around.keepers else "no scheduler or worker is alive to rescue it"
             return f"its worker {node} is lost: the lease ran out {away(job.lease_until, now)}; {rescue}", evidence
         if not around.lives(job.node):
-            silent = f"{node} was not heard of lately; unless it comes back the job is rescued"
+            silent = f"{node} has sent no heartbeat recently; unless it comes back, the job is rescued"
             return f"{running_words(job, now, node)}; {silent} {away(job.lease_until, now)}", evidence
     return running_words(job, now, node), evidence
 

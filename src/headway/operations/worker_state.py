@@ -1,7 +1,7 @@
-"""What living workers say of themselves: which tasks they know, from which queues they take, and what room they have.
+"""What live workers report: their tasks, their queues and their free slots.
 
-A worker runs jobs in several kinds of places (`process`, `loop`, `thread`), each with slots of its own, and every task
-has one kind. A free slot of another kind is of no use to a job.
+A worker runs jobs in several kinds of places (`process`, `loop`, `thread`), each with its own slots, and every task has
+one kind. A job cannot use a free slot of another kind.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,7 +33,7 @@ class _State(msgspec.Struct, frozen=True):
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
-    """A live worker by its own account, which is as old as its last beat."""
+    """A live worker as it described itself in its last heartbeat."""
 
     id: str
     name: str
@@ -47,28 +47,28 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def free(self) -> int:
-        """How many more jobs it could run, of whatever kind."""
+        """The number of free slots, of all kinds."""
         return 0 if self.draining else max(0, self.slots - self.running)
 
     def takes(self, queue: str) -> bool:
-        """Say whether it looks into a queue."""
+        """Return whether it takes jobs from a queue."""
         return "*" in self.queues or queue in self.queues
 
     def can_run(self, task: str, queue: str) -> bool:
-        """Say whether a job of this task in this queue could run here, sooner or later."""
+        """Return whether a job of this task in this queue could run here, sooner or later."""
         return not self.draining and task in self.tasks and self.takes(queue)
 
     def kind_of(self, task: str) -> str | None:
-        """Return the kind of place where a task runs here; None when the worker does not say."""
+        """Return the kind of place where a task runs here; None if the worker does not report it."""
         return next((kind for kind, place in self.places.items() if task in place.tasks), None)
 
     def slots_for(self, task: str) -> int:
-        """How many jobs of this task could run at the same time; a worker of an older version tells all its slots."""
+        """The number of slots for this task; a worker of an older version reports all its slots."""
         kind = self.kind_of(task)
         return self.slots if kind is None else self.places[kind].slots
 
     def free_for(self, task: str) -> int:
-        """How many more jobs of this task it could run now."""
+        """The number of free slots for this task."""
         kind = self.kind_of(task)
         if kind is None or self.draining:
             return self.free
@@ -76,7 +76,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def workers_of(nodes: Iterable[Node]) -> list[Worker]:
-    """Return the workers among the nodes; one that was asked to drain counts as draining before it has heard it."""
+    """Return the workers among the nodes; one with a drain request counts as draining before it reacts."""
     return [_worker(node) for node in nodes if WORKER in node.roles]
 
 
@@ -90,7 +90,7 @@ def _worker(node: Node) -> Worker:
 
 
 def unserved(task: str, queue: str, nodes: Iterable[Node]) -> list[str]:
-    """Say what keeps jobs of this task from running with these nodes; a worker that starts later may change it."""
+    """Return what keeps jobs of this task from running on these nodes; a worker that starts later may change it."""
     workers = [worker for worker in workers_of(nodes) if not worker.draining]
     if not workers:
         return ["no worker is alive"]

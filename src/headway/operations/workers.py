@@ -1,4 +1,4 @@
-"""Workers and nodes: which processes are alive, and drain a worker."""
+"""Workers and nodes: list the live processes, drain a worker."""
 
 from collections.abc import Sequence
 from typing import Annotated, Final
@@ -8,24 +8,24 @@ import msgspec
 from headway.core import nodes as core
 from headway.core.errors import Conflict, NotFound
 from headway.core.instants import isoformat
-from headway.operations import audit_log
 from headway.operations.job_context import alive, known
-from headway.operations.verbs import Group, sliced, verb
+from headway.operations.verbs import OperationGroup, sliced, verb
 from headway.operations.worker_state import WORKER, workers_of
+from headway.store.audit_log import AuditEntry
 from headway.wire.base import PAGE_DEFAULT, Cursor, Limit, Page
 from headway.wire.nodes import DrainingWorker, Node, Worker, node_of
 
-Gone = Annotated[bool, msgspec.Meta(description="1 also lists nodes that died without a word within the last day")]
+Gone = Annotated[bool, msgspec.Meta(description="1 also lists nodes that died without signing off within the last day")]
 
 NAMES_SHOWN: Final = 5
 
 
-class Workers(Group):
+class Workers(OperationGroup):
     """Workers: the processes that run jobs."""
 
     @verb("GET /api/workers", id="list_workers", role="viewer")
     async def list(self, *, limit: Limit = PAGE_DEFAULT, cursor: Cursor | None = None) -> Page[Worker]:
-        """List the workers that are alive.
+        """List the live workers.
 
         Needs a token for all tenants.
         """
@@ -41,19 +41,21 @@ class Workers(Group):
         """
         self.caller.require_all_tenants()
         node = find_worker(await alive(self.caller.store), id)
-        if not await self.caller.acting(audit_log.drain(node)).nodes.ask(node.id, "drain"):
+        what = {"name": node.name, "before": node.asked, "after": "drain"}
+        entry = AuditEntry("worker.drain", node.id, None, what)
+        if not await self.caller.acting(entry).nodes.ask(node.id, "drain"):
             raise NotFound(f"{node.name!r} has just left")
         return DrainingWorker(node.id, node.name, draining=True)
 
 
-class Nodes(Group):
-    """Nodes: the processes of Headway, whatever they do."""
+class Nodes(OperationGroup):
+    """Nodes: the processes of Headway, in all roles."""
 
     @verb("GET /api/nodes", id="list_nodes", role="viewer")
     async def list(
         self, *, limit: Limit = PAGE_DEFAULT, cursor: Cursor | None = None, gone: Gone = False
     ) -> Page[Node]:
-        """List the processes that are alive: schedulers, workers, APIs.
+        """List the live processes: schedulers, workers, APIs.
 
         Needs a token for all tenants.
         """
@@ -85,7 +87,7 @@ def workers_among(nodes: Sequence[core.Node]) -> list[Worker]:
 
 
 def find_worker(nodes: Sequence[core.Node], asked: str) -> core.Node:
-    """Find a worker by its name, its id or the beginning of its id."""
+    """Find a worker by its name, its id or a prefix of its id."""
     workers = [node for node in nodes if WORKER in node.roles]
     exact = [node for node in workers if node.id == asked]
     named = exact or [node for node in workers if node.name == asked]
@@ -94,5 +96,5 @@ def find_worker(nodes: Sequence[core.Node], asked: str) -> core.Node:
         names = ", ".join(node.name for node in workers[:NAMES_SHOWN]) or "none"
         raise NotFound(f"no live worker is called {asked[:60]!r}; alive: {names}")
     if len(found) > 1:
-        raise Conflict(f"several workers are called {asked[:60]!r}; say which id: {', '.join(n.id for n in found[:5])}")
+        raise Conflict(f"several workers are called {asked[:60]!r}; use an id: {', '.join(n.id for n in found[:5])}")
     return found[0]

@@ -1,1 +1,1 @@
-"""QUEUE: housekeeping of jobs; promote what is due, clean up after the dead and the past."""
+"""Housekeeping of jobs: promote due jobs, rescue jobs of dead workers, prune history, announce ready jobs."""

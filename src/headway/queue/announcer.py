@@ -1,8 +1,8 @@
-"""The announcer: tells a transport of jobs that have become ready, after their commit and in the background.
+"""The announcer: sends hints about ready jobs to a transport, after their commit and in the background.
 
-Whoever commits only notes what is ready, in a list with an end; nobody waits. While the transport is away the last
-hundred of each queue are kept, and told when it is back; by then the sweeps of the workers have found these jobs. Of
-many jobs that became ready at once a hundred are told: a worker that is woken takes what it has room for, and more.
+The committing code only appends the jobs to a bounded list; it never waits. While the transport is unavailable, the
+last hundred jobs of each queue are kept and announced when it is back; by then the sweeps of the workers have found
+them. If many jobs become ready at once, a hundred are announced: a worker that is woken claims as many as it has slots.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from headway.core.json_values import JsonObject
 from headway.core.ports import Transport
 
 QUEUES_MAX: Final = 1_000
-HINTS_MAX: Final = 100  # Of one queue, kept and sent at once.
+HINTS_MAX: Final = 100  # Per queue, kept and sent at once.
 QUIET_S: Final = 5.0
 AGAIN_S: Final = 0.2
 AGAIN_S_MAX: Final = 1.0
 
 
 class TransportHealth:
-    """What is wrong with a transport, as seen by those who use it in this process. Said once, and once when it ends."""
+    """The state of a transport in this process. Logs once when it fails, and once when it works again."""
 
     def __init__(self, name: str, node: str) -> None:
         self.name = name
@@ -35,17 +35,17 @@ class TransportHealth:
 
     @property
     def trouble(self) -> str | None:
-        """Why the transport is not relied on, in words; None while it works."""
+        """Why the transport is not relied on; None while it works."""
         return next(iter(self._troubles.values()), None)
 
     def miss(self, who: str, error: EngineUnavailable) -> None:
-        """Somebody did not get an answer."""
+        """Note a failed request."""
         if not self._troubles:
             emit(EngineLost(node=self._node, engine=f"{self.name} transport", error=str(error), falls_back=True))
         self._troubles[who] = str(error)
 
     def meet(self, who: str) -> None:
-        """Somebody got an answer."""
+        """Note a successful request."""
         if self._troubles.pop(who, None) is not None and not self._troubles:
             emit(EngineReturned(node=self._node, engine=f"{self.name} transport"))
 
@@ -61,18 +61,18 @@ class Dispatch:
 
     @classmethod
     def by(cls, transport: Transport, clock: Clock) -> "Dispatch":
-        """Put an announcer before a transport."""
+        """Wrap a transport with an announcer."""
         health, woken = TransportHealth(transport.name, clock.node), asyncio.Event()
         announcer = Announcer(transport, health, clock=clock, wake=woken.set)
         return cls(transport, health, announcer, announcer_loop(announcer, clock, woken))
 
     def state(self) -> JsonObject:
-        """Describe the transport for those who look at nodes."""
+        """Describe the transport for the state of the node."""
         return {"name": self.transport.name, "trouble": self.health.trouble}
 
 
 class Announcer:
-    """Sends what was noted. `tick` is run by a `Loop`; `announce` may be called from any thread."""
+    """Sends the noted jobs. A `Loop` runs `tick`; `announce` may be called from any thread."""
 
     def __init__(
         self, transport: Transport, health: TransportHealth, *, clock: Clock, wake: Callable[[], None]
@@ -93,7 +93,7 @@ class Announcer:
         return self._failures > 0 or not (self._waiting or self._is_sending)
 
     def announce(self, ready: Sequence[tuple[str, str]]) -> None:
-        """Note jobs that are ready, as (queue, id); when there are too many, the oldest are forgotten."""
+        """Note ready jobs, as (queue, id); if there are too many, drop the oldest."""
         with self._lock:
             for queue, job_id in ready:
                 if queue in self._waiting or len(self._waiting) < QUEUES_MAX:
@@ -101,7 +101,7 @@ class Announcer:
         self._wake()
 
     async def tick(self) -> float:
-        """Send what waits; while the transport is away, only see whether it is back, ever less often."""
+        """Send noted jobs; while the transport is unavailable, only probe it, with back-off."""
         now = self._clock.monotonic()
         if now < self._try_at:
             return self._try_at - now

@@ -1,7 +1,7 @@
-"""Announcing from a process that has no loop of ours: a script or a service that only enqueues.
+"""Announce jobs from a process that runs no loops of Headway: a script or a service that only enqueues.
 
-The announcer and its connection live in a thread that is started with the first job. It ends with the process, which
-waits a moment for what is still to be sent.
+The announcer and its connection live in a thread that starts with the first job. At exit the process waits briefly for
+unsent announcements.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _LOOK_EVERY_S: Final = 0.005
 
 
 class BackgroundAnnouncer:
-    """Announces from any thread of a process, and of one that was forked from it."""
+    """Announces from any thread of a process, and of its forks."""
 
     def __init__(self, open_transport: Callable[[], Transport], clock: Clock) -> None:
         self._open = open_transport
@@ -32,7 +32,7 @@ class BackgroundAnnouncer:
         self._announcer: Announcer | None = None
 
     def announce(self, ready: Sequence[tuple[str, str]]) -> None:
-        """Have jobs announced, as (queue, id)."""
+        """Announce jobs, as (queue, id)."""
         self._started().announce(ready)
 
     def flush(self) -> None:

@@ -1,8 +1,7 @@
-"""The janitor's tick: what others left lying about.
+"""The janitor's tick: clean up after dead workers and old history.
 
-Leases of dead workers are ended, and so are jobs that did not start within their time; fixed-delay schedules whose job
-is gone get their next instant; history older than the retention is deleted, a bounded piece at a time, and so is the
-audit log by its own retention.
+It ends the leases of dead workers and jobs that did not start in time, gives fixed-delay schedules whose job is gone
+their next instant, and deletes history older than the retention in bounded pieces; the audit log has its own retention.
 """
 
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Final
 from headway.core.clock import Clock
 from headway.core.events import LeasesExpired, Pruned, emit
 from headway.core.instants import DAY, SECOND, Duration
-from headway.core.ports import AuditLog, Cleanup, Ledger
+from headway.core.ports import AuditLogPruning, Cleanup, SchedulerLedger
 
 BATCH: Final = 500
 REVIVE_EVERY_S: Final = 5.0
@@ -19,18 +18,18 @@ PRUNE_EVERY_S: Final = 30.0
 
 
 class Janitor:
-    """Cleans up after the dead and the past. `tick` is run by a `Loop`."""
+    """Cleans up after dead workers and old history. A `Loop` runs `tick`."""
 
     def __init__(
         self,
         queue: Cleanup,
-        ledger: Ledger,
+        ledger: SchedulerLedger,
         *,
         clock: Clock,
         is_mine: Callable[[], bool],
         poll: Duration,
         retention: Duration,
-        audit_log: AuditLog | None = None,
+        audit_log: AuditLogPruning | None = None,
         audit_retention: Duration = 365 * DAY,
     ) -> None:
         self._queue = queue
@@ -44,7 +43,7 @@ class Janitor:
         self._revive_at = self._prune_at = clock.monotonic()
 
     async def tick(self) -> float:
-        """Expire, revive and prune; go on at once while there is more."""
+        """Expire, revive and prune; return 0 while there is more."""
         if not self._is_mine():
             return self._poll_s
         expired = await self._queue.expire(BATCH)

@@ -1,4 +1,4 @@
-"""The promoter's tick: jobs whose time has come become ready."""
+"""The promoter's tick: make due jobs ready."""
 
 from collections.abc import Callable
 from typing import Final
@@ -13,7 +13,7 @@ REST_S_MIN: Final = 0.001
 
 
 class Promoter:
-    """Moves SCHEDULED, RETRYING and BLOCKED jobs on. `tick` is run by a `Loop`."""
+    """Moves due SCHEDULED, RETRYING and BLOCKED jobs to PENDING. A `Loop` runs `tick`."""
 
     def __init__(self, queue: Promotion, *, clock: Clock, is_mine: Callable[[], bool], poll: Duration) -> None:
         self._queue = queue
@@ -23,7 +23,7 @@ class Promoter:
         self._in_vain = 0
 
     async def tick(self) -> float:
-        """Promote what is due and return the time until the next."""
+        """Promote due jobs and return the seconds until the next one."""
         if not self._is_mine():
             return self._poll_s
         next_at = await self._queue.next_promotion()
@@ -33,7 +33,7 @@ class Promoter:
         if rest_s > 0:
             return min(max(rest_s, REST_S_MIN), self._poll_s)
         promoted = await self._queue.promote(BATCH)
-        if not promoted:  # We woke a moment early, or something is in the way: ask again, ever less often.
+        if not promoted:  # We woke a moment early, or a job is blocked: ask again, with back-off.
             self._in_vain += 1
             return min(REST_S_MIN * 2.0 ** min(self._in_vain, 20), self._poll_s)
         self._in_vain = 0

@@ -18,7 +18,7 @@ Memory is bounded: records come in pages, findings are kept up to `FINDINGS_MAX`
 """
 
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias
 
@@ -256,7 +256,7 @@ class ScheduleAudit:
         elif record.until is not None and record.until < record.instant:
             self._phantom(record, f"the run ends at {_when(record.until)}, before it begins")
         elif skipped.last != end:
-            self._phantom(record, f"the run ends at {_when(end)}, which is no instant of the schedule")
+            self._phantom(record, f"the run ends at {_when(end)}, which is not an instant of the schedule")
         elif skipped.count != record.count:
             self._phantom(record, f"the run counts {record.count} instants; the schedule has {skipped.count} there")
         elif record.outcome is Decided.FIRED and record.count > 1:
@@ -275,7 +275,7 @@ class ScheduleAudit:
             self._phantom(record, reason)
 
     def _wrong_after(self, record: Occurrence, revision: Revision, trigger: After) -> str | None:
-        """Say what is wrong with the record of a fixed delay."""
+        """Describe what is wrong with the record of a fixed delay."""
         if record.instant > self._decided_through:
             return self._undecided()
         if record.revision != revision.revision:
@@ -329,29 +329,6 @@ def _finding(
         count=count,
         reason=reason,
     )
-
-
-def audit_schedule(
-    revisions: Sequence[Revision],
-    decided_through: Instant,
-    records: Iterable[Record],
-    *,
-    since: Instant | None = None,
-    until: Instant | None = None,
-) -> AuditReport:
-    """Compare all records of one schedule, oldest first, with what its revisions explain in [since, until]."""
-    after, end = _BEGINNING if since is None else since - 1, _FOREVER if until is None else until
-    cursor = Cursor(revisions[0].schedule if revisions else "", decided_through)
-    comparing = ScheduleAudit(cursor, revisions, after=after, until=end)
-    for record, finished_at in records:
-        if record.instant <= after:
-            comparing.straddle(record)
-        elif record.instant <= end:
-            comparing.feed(record, finished_at)
-    comparing.finish()
-    if (missing := comparing.unfollowed()) is not None:
-        comparing.report_unfollowed(*missing)
-    return comparing.report
 
 
 # Driving ----------------------------------------------------------------------------------------------------

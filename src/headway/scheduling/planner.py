@@ -25,7 +25,7 @@ from itertools import pairwise
 from typing import Final, assert_never
 
 from headway.core.instants import Duration, Instant, format_duration
-from headway.core.occurrences import Decided, Decision, LiveJobs, Plan
+from headway.core.occurrences import Decided, LiveJobs, Plan, PlannedDecision
 from headway.core.schedules import Missed, Overlap, Pause, Schedule, ScheduleSpec
 from headway.core.triggers import After, CalendarTrigger, last_between, nth_last_between
 
@@ -92,7 +92,7 @@ class _CalendarPlan:
     trigger: CalendarTrigger
     now: Instant
     live: LiveJobs
-    decisions: list[Decision] = field(default_factory=list)
+    decisions: list[PlannedDecision] = field(default_factory=list)
     fired_here: int = 0
     waiting: int = 0
     cut_at: Instant | None = None
@@ -268,14 +268,16 @@ class _CalendarPlan:
         if reason is None:
             self._fire(instant, jittered(self.schedule.key, instant, self.schedule.spec.jitter), "on time")
         else:
-            self._decide(Decision(instant=instant, outcome=Decided.SKIPPED, reason=reason))
+            self._decide(PlannedDecision(instant=instant, outcome=Decided.SKIPPED, reason=reason))
 
     def _fire(self, instant: Instant, start_at: Instant, reason: str) -> None:
         occupied = self.live.last is not None or self.fired_here > 0
         waits = self.schedule.spec.exclusive and occupied
         self.fired_here += 1
         self.waiting += waits
-        self._decide(Decision(instant=instant, outcome=Decided.FIRED, reason=reason, start_at=start_at, waits=waits))
+        self._decide(
+            PlannedDecision(instant=instant, outcome=Decided.FIRED, reason=reason, start_at=start_at, waits=waits)
+        )
 
     def _run(self, after: Instant, until: Instant, outcome: Decided, reason: str) -> None:
         """Decide all instants in (after, until] alike, in one record."""
@@ -284,9 +286,9 @@ class _CalendarPlan:
         if first is None:
             return
         last = last_between(self.trigger, after, until) if count > 1 else None
-        self._decide(Decision(instant=first, until=last, count=count, outcome=outcome, reason=reason))
+        self._decide(PlannedDecision(instant=first, until=last, count=count, outcome=outcome, reason=reason))
 
-    def _decide(self, decision: Decision) -> None:
+    def _decide(self, decision: PlannedDecision) -> None:
         """Add a decision; merge it with the previous one when only the time differs."""
         before = self.decisions[-1] if self.decisions else None
         if (
@@ -294,7 +296,7 @@ class _CalendarPlan:
             and decision.outcome is not Decided.FIRED
             and (before.outcome, before.reason) == (decision.outcome, decision.reason)
         ):
-            self.decisions[-1] = Decision(
+            self.decisions[-1] = PlannedDecision(
                 instant=before.instant,
                 until=decision.until or decision.instant,
                 count=before.count + decision.count,
@@ -365,26 +367,26 @@ def _plan_after(schedule: Schedule, trigger: After, now: Instant, live: LiveJobs
 
 def _decide_after(
     schedule: Schedule, trigger: After, instant: Instant, now: Instant, live: LiveJobs
-) -> tuple[Decision, Instant | None]:
+) -> tuple[PlannedDecision, Instant | None]:
     spec, later = schedule.spec, now + max(trigger.delay, 1)
     pause = next((pause for pause in schedule.pauses if pause.covers(instant)), None)
     if pause is not None:
         resumes_at = None if pause.until is None else max(pause.until, now) + 1
-        return Decision(instant=instant, outcome=Decided.PAUSED, reason=_pause_reason(pause)), resumes_at
+        return PlannedDecision(instant=instant, outcome=Decided.PAUSED, reason=_pause_reason(pause)), resumes_at
     lateness = now - instant
     if spec.deadline is not None and lateness > spec.deadline:
         reason = f"later than its deadline of {format_duration(spec.deadline)}"
-        return Decision(instant=instant, outcome=Decided.MISSED, reason=reason), later
+        return PlannedDecision(instant=instant, outcome=Decided.MISSED, reason=reason), later
     if lateness > spec.grace and spec.missed is Missed.SKIP:
         reason = f"not decided within {format_duration(spec.grace)}, missed=skip"
-        return Decision(instant=instant, outcome=Decided.MISSED, reason=reason), later
+        return PlannedDecision(instant=instant, outcome=Decided.MISSED, reason=reason), later
     if live.last is not None and spec.overlap is Overlap.SKIP:
-        return Decision(instant=instant, outcome=Decided.SKIPPED, reason=f"{live.last} has not ended"), None
+        return PlannedDecision(instant=instant, outcome=Decided.SKIPPED, reason=f"{live.last} has not ended"), None
     if live.last is not None and spec.overlap is Overlap.QUEUE and len(live.waiting) >= spec.queue_limit:
         reason = f"queue_limit={spec.queue_limit} reached, {live.last} has not ended"
-        return Decision(instant=instant, outcome=Decided.SKIPPED, reason=reason), None
+        return PlannedDecision(instant=instant, outcome=Decided.SKIPPED, reason=reason), None
     return (
-        Decision(
+        PlannedDecision(
             instant=instant,
             outcome=Decided.FIRED,
             reason="on time" if lateness <= spec.grace else "caught up late",

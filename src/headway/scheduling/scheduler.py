@@ -2,8 +2,8 @@
 
 In *leader* mode a node decides the schedules of the shards whose leases it holds. In *lock* mode every node evaluates
 every schedule and takes a lease for each (schedule, instant) before it decides. The lease is kept past the decision,
-since one that is released at once lets a slow node fire again. Both modes only save work. `Ledger.fire` makes a
-decision happen exactly once: by the fencing token, the schedule's version, and the ledger's primary key.
+since one that is released at once lets a slow node fire again. Both modes only save work. `SchedulerLedger.fire` makes
+a decision happen exactly once: by the fencing token, the schedule's version, and the ledger's primary key.
 
 A schedule that cannot be planned is set aside with a reason, so that it never holds up others.
 """
@@ -17,7 +17,7 @@ from headway.core.events import DecisionRefused, LocksLost, ScheduleHeld, Schedu
 from headway.core.instants import SECOND, Duration, Instant
 from headway.core.nodes import Lease
 from headway.core.occurrences import LiveJobs, Plan
-from headway.core.ports import Due, Fence, Leases, Ledger, Shards, slot_of
+from headway.core.ports import Due, Fence, Leases, SchedulerLedger, Shards, slot_of
 from headway.core.schedule_names import key_label
 from headway.core.schedules import Schedule
 from headway.scheduling.planner import plan
@@ -46,7 +46,7 @@ class Fencing(Protocol):
 class Scheduler:
     """Decide schedules for one node. A `Loop` runs `tick`."""
 
-    def __init__(self, ledger: Ledger, fencing: Fencing, *, clock: Clock, poll: Duration) -> None:
+    def __init__(self, ledger: SchedulerLedger, fencing: Fencing, *, clock: Clock, poll: Duration) -> None:
         self._ledger = ledger
         self._fencing = fencing
         self._clock = clock

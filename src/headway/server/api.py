@@ -1,10 +1,10 @@
-"""The API as an ASGI application: every route behind the same door.
+"""The API as an ASGI application: all routes share one pipeline.
 
-    request → id → (host, origin) → who asks → may it → parameters → handler → answer with its headers
+    request → id → host and origin → authentication → authorization → parameters → handler → response with its headers
 
-Nothing is answered without passing here, and nothing without a credential but `/livez` and `/readyz`, the files of the
-dashboard, which are the same for everybody, and what signs in with a token. The application starts its own loops with
-the first request, so that it can also be mounted into somebody else's, whose server may never tell it that it starts.
+Every request passes through it. Only `/livez`, `/readyz`, the static files of the dashboard and the sign-in need no
+credential. The application starts its own loops with the first request, so that it can be mounted into another ASGI
+application whose server sends it no lifespan events.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     *openapi.ROUTES,
     *dashboard.ROUTES,
 )
-WHOLE_ANSWER: Final = "headway.whole_answer"  # An extension of our own server: head and body at once.
+WHOLE_ANSWER: Final = "headway.whole_answer"  # An extension of our own server: headers and body at once.
 NOBODY: Final = Principal("nobody", "", "viewer")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{8,64}")
 _HEADERS: Final = {
@@ -77,9 +77,9 @@ _HEADERS: Final = {
 }
 _RAW_HEADERS: Final = tuple((name.lower().encode(), value.encode()) for name, value in _HEADERS.items())
 _SAFE: Final = ("GET", "HEAD")
-_BODILESS: Final = (204, 304)  # Their length would be that of an answer which is not sent.
+_BODILESS: Final = (204, 304)  # Their length would be that of a response that is not sent.
 Header = tuple[bytes, bytes]
-# Ids that tell requests apart, also those of other processes; nobody has to be kept from guessing one.
+# Request ids are unique across processes; they need not be unguessable.
 _numbers: Final = itertools.count(random.Random().getrandbits(63))
 
 
@@ -105,11 +105,11 @@ class Api:
         self._starting = asyncio.Lock()
         self._failed: asyncio.Future[None] | None = None
 
-    # --- its life
+    # --- lifecycle
 
     @property
     def failed(self) -> "asyncio.Future[None]":
-        """Has the error of a loop that has ended by itself."""
+        """Resolves with the error of a loop that ended by itself."""
         if self._failed is None:
             self._failed = asyncio.get_running_loop().create_future()
         return self._failed
@@ -134,17 +134,17 @@ class Api:
         def hear(topic: str) -> None:
             if topic in ("feed", "anything") and services.fanout.count():
                 services.fanout.wake()
-            if topic == "deliveries":  # Where only "anything" is told, a look every second has to do.
+            if topic == "deliveries":  # Without precise notifications, polling every second is enough.
                 services.deliverer.wake()
 
         return hear
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A loop that ends by itself has a mistake in it: nothing here can be trusted to go on."""
+        """Handle a loop that ended by itself: that is a bug, and this process cannot be trusted to go on."""
         if not task.cancelled() and (error := task.exception()) is not None and not self.failed.done():
             emit(RequestFailed(node=self._clock.node, request_id="-", error=error))
             self.failed.set_exception(error)
-            self.failed.exception()  # Whoever serves us looks at it; where we are mounted, nobody may.
+            self.failed.exception()  # Our own server reads it; a server that we are mounted in may not.
 
     async def _check_wake_ups(self) -> float:
         if self._wake_ups is not None and self._services is not None:
@@ -153,7 +153,7 @@ class Api:
         return 15.0
 
     def end_streams(self) -> None:
-        """Have every stream end; whoever follows comes back to another process, or to the next one here."""
+        """End every stream; clients reconnect to another process, or to the next one here."""
         if self._services is not None:
             self._services.is_closing = True
             self._services.fanout.wake_all()
@@ -179,7 +179,7 @@ class Api:
     # --- ASGI
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or hold a conversation."""
+        """Handle a request, a WebSocket or the lifespan."""
         if scope["type"] != "lifespan" and scope.get("client"):
             peer, port = scope["client"]
             scope["client"] = self._proxies.client_of(peer, scope["headers"]), port
@@ -213,7 +213,7 @@ class Api:
     async def _miss(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         request_id = _request_id(headers_of(scope))
-        refusal = Refused(404, "not_found", "there is no such path; /docs lists those that exist")
+        refusal = Refused(404, "not_found", "not found: no such path; /docs lists all paths")
         await self._send(request, send, _error(refusal, request_id), request_id)
 
     async def serve(self, routes: Mapping[str, Route], scope: Scope, receive: Receive, send: Send) -> None:
@@ -225,7 +225,7 @@ class Api:
         try:
             if route is None:
                 allowed = ", ".join(sorted(routes))
-                raise Refused(405, "not_allowed", f"this path knows {allowed} only", headers={"Allow": allowed})
+                raise Refused(405, "not_allowed", f"this path allows {allowed} only", headers={"Allow": allowed})
             answer = await self._answer(request, route, request_id)
             if not isinstance(answer, Answer):
                 answer.headers = {**_HEADERS, "X-Request-ID": request_id}
@@ -243,9 +243,9 @@ class Api:
         await self._send(request, send, answer, request_id)
 
     async def _answer(self, request: Request, route: Route, request_id: str) -> Any:
-        if route.handler is health.livez:  # Answered also before there is a store.
+        if route.handler is health.livez:  # Works even before the store is open.
             return health.ALIVE
-        if route.handler is dashboard.page:  # Too: it tells people what is wrong.
+        if route.handler is dashboard.page:  # It too works without a store: it shows what is wrong.
             return dashboard.answer(request, route)
         services = self._services or await self.start()
         check_origin(request)
@@ -256,12 +256,12 @@ class Api:
                 raise Refused(403, "forbidden", f"the role {route.role} is needed, this token has {principal.role}")
             services.quotas.request(principal)
         call = Call(request, route, principal, self._settings, self._clock, request_id, services)
-        _ = call.query  # Wrong parameters are refused before anything is done.
+        _ = call.query  # Wrong parameters are refused before anything happens.
         return await route.handler(call)
 
     def _internal(self, request_id: str, error: BaseException) -> Refused:
         emit(RequestFailed(node=self._clock.node, request_id=request_id, error=error))
-        return Refused(500, "internal", "something went wrong here; the log of the server knows more by the request id")
+        return Refused(500, "internal", "internal error; look up the request id in the log of the server")
 
     def _count(self, path: str, method: str, status: int, started: float) -> None:
         self._process_metrics.request(path, method, status, self._clock.monotonic() - started)
@@ -299,7 +299,7 @@ class Api:
         request_id = _request_id(headers_of(socket.scope))
         try:
             if path_of(socket.scope) != "/api/ws":
-                raise Refused(404, "not_found", "no WebSocket has this path; there is one at /api/ws")
+                raise Refused(404, "not_found", "not found: the WebSocket is at /api/ws")
             services = self._services or await self.start()
             check_origin(socket)
             principal = await admit(socket, services.auth)
@@ -315,7 +315,7 @@ class Api:
 
 
 async def _refuse_socket(socket: WebSocket, refusal: Refused, request_id: str) -> None:
-    """Answer a handshake like any other request that is refused; where the server cannot, only close it."""
+    """Refuse a handshake with the standard JSON error; if the server does not support that, just close it."""
     if "websocket.http.response" not in socket.scope.get("extensions", {}):
         await socket.close(4404 if refusal.status == 404 else 4401)
         return
@@ -325,7 +325,7 @@ async def _refuse_socket(socket: WebSocket, refusal: Refused, request_id: str) -
 
 
 def refused_answer(refusal: Refused, request_id: str) -> tuple[int, list[Header], bytes]:
-    """Return status, headers and body of a refusal, for where there is no request that `Api` could answer."""
+    """Return status, headers and body of a refusal, for cases without a request that `Api` could handle."""
     body = answer_json(error_body(refusal, request_id))
     own = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in refusal.headers.items()]
     headers = [
@@ -339,7 +339,7 @@ def refused_answer(refusal: Refused, request_id: str) -> tuple[int, list[Header]
 
 
 async def _no_handler(_: Call) -> Answer:
-    raise AssertionError("a conversation has no answer")
+    raise AssertionError("a WebSocket has no response")
 
 
 def _error(refusal: Refused, request_id: str) -> Answer:
@@ -347,7 +347,7 @@ def _error(refusal: Refused, request_id: str) -> Answer:
 
 
 def error_body(refusal: Refused, request_id: str) -> dict[str, Any]:
-    """Write why a request cannot be answered."""
+    """Build the response for a refused request."""
     error = {"code": refusal.code, "message": str(refusal)}
     if refusal.hint is not None:
         error["hint"] = refusal.hint

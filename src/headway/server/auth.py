@@ -1,16 +1,17 @@
-"""Who may: makes a principal of the credential that came with a request, or refuses it.
+"""Authentication: turn the credential of a request into a principal, or refuse it.
 
-A token is looked up by the hash of its value, and what the store said counts for two seconds; so a token that was
-revoked or has expired is refused within five, also where a stream is open, and a busy client costs one read every two
-seconds. Nobody is let in because the store does not answer.
+A token is looked up by the hash of its value, and the result is cached for two seconds. So a revoked or expired token
+is refused within five seconds, also on open streams, and a busy client costs one read every two seconds. If the store
+does not answer, no one is let in.
 
-Ten wrong tokens a minute are answered, then wrong ones from that address are told to wait. The right one is let in even
-then: many clients share the address of a proxy, and one with a wrong token must not lock out the others. So a token is
-compared first. That of the environment costs nothing to compare, and settings refuse one that could be guessed; those
-of the store are looked up only so often a second for addresses that have to wait.
+Wrong tokens are rate limited: ten a minute from one address get 401, further ones get 429. A valid token is accepted
+even then: many clients share the address of a proxy, and one with a wrong token must not lock out the others. So the
+token is compared first. The token from the settings costs nothing to compare, and settings reject one that could be
+guessed. Tokens in the store are looked up only a few times a second for addresses over the limit.
 
-A browser that has signed in sends a session instead, which leads to the token it was begun with and may what that one
-may, at that moment. One that is over is nobody's mistake, so it is not counted, but looked at only so often a second.
+A signed-in browser sends a session instead. It stands for the token that it was created with, and has the current
+rights of that token. An expired session is not a wrong token, so it is not counted, but lookups of unknown sessions are
+rate limited too.
 """
 
 import asyncio
@@ -34,11 +35,11 @@ from headway.operations.caller import Principal
 from headway.server.refusals import Refused
 
 FRESH_S: Final = 2.0
-CHECK_EVERY_S: Final = 2.0  # So often whoever holds a stream open asks `still_valid`.
+CHECK_EVERY_S: Final = 2.0  # Open streams call `still_valid` at this interval.
 FAILURES_MAX: Final = 10
 FAILURES_WINDOW_S: Final = 60.0
-LOOKS_A_SECOND: Final = 200  # At tokens from addresses that have to wait.
-SESSION_LOOKS_A_SECOND: Final = 100  # At sessions that are not known here.
+LOOKS_A_SECOND: Final = 200  # Lookups of tokens from addresses over the limit.
+SESSION_LOOKS_A_SECOND: Final = 100  # Lookups of sessions that are not cached.
 CLIENTS_MAX: Final = 10_000
 TOKENS_MAX: Final = 10_000
 VALUE_LENGTH_MAX: Final = 512
@@ -51,7 +52,7 @@ T = TypeVar("T")
 
 
 class Authenticator:
-    """Lets requests in. `is_loopback` says that nobody but this machine can reach the server."""
+    """Authenticates requests. `is_loopback` means that only this machine can reach the server."""
 
     def __init__(
         self, tokens: TokenRecords, sessions: SessionRecords, clock: Clock, *, is_loopback: bool, token: str | None
@@ -68,9 +69,9 @@ class Authenticator:
         self._session_looks = _Looks(clock, SESSION_LOOKS_A_SECOND)
 
     async def admit(self, authorization: str | None, client: str, session: str | None = None) -> Principal:
-        """Return who asks; `Refused` with 401 when it is nobody, with 429 after too many wrong tokens.
+        """Return the principal; raise `Refused`: 401 without a valid credential, 429 after too many wrong tokens.
 
-        A session counts only where no token is sent.
+        A session counts only if no token is sent.
         """
         if authorization is None:
             found = None if session is None else await self._admit_session(hash_secret(session), client)
@@ -79,7 +80,7 @@ class Authenticator:
             if await self._is_open(client):
                 return ANONYMOUS
             raise _unauthorized(
-                "a token is needed, as the header Authorization: Bearer …"
+                "a token is required: send the header Authorization: Bearer …"
                 if session is None
                 else "the session has ended: sign in again"
             )
@@ -87,52 +88,52 @@ class Authenticator:
         value = value.strip()
         is_readable = scheme.lower() == "bearer" and 0 < len(value) <= VALUE_LENGTH_MAX and value.isascii()
         if not is_readable:
-            raise self._failed(client, "the header Authorization must be: Bearer, a blank, a token")
+            raise self._failed(client, "the header Authorization must have the form: Bearer TOKEN")
         digest, is_ours = hash_secret(value), value.startswith(TOKEN_PREFIX)
         is_known = self._is_environment(digest) or self._was_let_in(digest)
         if not is_known and self._is_limited(client) and not (is_ours and self._looks.take()):
-            raise self._failed(client, "the token is not looked at")
+            raise self._failed(client, "the token was not checked")
         token = await self._by_hash.get(digest) if is_ours else None
         if token is None and self._is_environment(digest):
             return ENVIRONMENT
         if token is None:
-            raise self._failed(client, "the token is not known")
+            raise self._failed(client, "unknown token")
         if not self._is_valid(token):
             raise self._ended(client, token)
         return Principal(token.name, token.tenant, token.role, token.id)
 
     async def _admit_session(self, session_hash: str, client: str) -> Principal | None:
-        """Return who has signed in, if the session counts, and the token that it was begun with still does."""
+        """Return the principal of a session, if it is valid and the token that it was created with still is."""
         login = await self._login(session_hash)
         if login is None or not self._is_going_on(login):
             return None
         if self._is_environment(login.token_hash):
             return replace(ENVIRONMENT, session=session_hash)
         token = await self._by_hash.get(login.token_hash)
-        if token is None:  # The token of an environment that has another one by now.
+        if token is None:  # The session was created with an earlier token of the settings.
             return None
         if not self._is_valid(token):
             raise self._ended(client, token)
         return Principal(token.name, token.tenant, token.role, token.id, session=session_hash)
 
     async def _login(self, session_hash: str) -> Login | None:
-        """Look a session up; those that are not known here only so often a second."""
+        """Look up a session; lookups of sessions that are not cached are rate limited."""
         if self._by_session.last(session_hash) is None and not self._session_looks.take():
-            raise Refused(429, "too_many", "too many sessions are asked for", headers={"Retry-After": "1"})
+            raise Refused(429, "too_many", "too many unknown sessions", headers={"Retry-After": "1"})
         return await self._by_session.get(session_hash)
 
     async def knows_session(self, session_hash: str) -> bool:
-        """Say whether there is such a session, over or not."""
+        """Return whether this session exists, valid or not."""
         return await self._login(session_hash) is not None
 
     def forget_session(self, session_hash: str) -> None:
-        """Have a session that was ended here count no more here from now on."""
+        """Remove a session that was ended here from the cache."""
         self._by_session.forget(session_hash)
 
     async def still_valid(self, principal: Principal) -> bool:
-        """Say whether somebody who was let in would be let in again; for streams, which live long.
+        """Return whether a principal would still be admitted; for streams, which live long.
 
-        While the store does not answer there is nothing that a stream could tell, so it may stay open.
+        While the store does not answer, a stream has nothing to send, so it may stay open.
         """
         if principal.session is not None and not await self._goes_on(principal.session):
             return False
@@ -159,7 +160,7 @@ class Authenticator:
         return self._clock.now() < login.expires_at
 
     async def _is_open(self, client: str) -> bool:
-        """Say whether no credential is needed: on loopback, as long as none was ever made."""
+        """Return whether no credential is needed: on loopback, as long as no token was ever created."""
         if not self._is_loopback or self._environment_hash is not None or _is_remote(client):
             return False
         return not await self._is_closed.get("")
@@ -178,27 +179,27 @@ class Authenticator:
         return token.state == "valid" and (token.expires_at is None or self._clock.now() < token.expires_at)
 
     def _failed(self, client: str, reason: str) -> Refused:
-        """Return what to answer to a wrong token."""
+        """Return the refusal for a wrong token."""
         wait_s = self._failures.wait_s(client)
         if wait_s > 0:
             return Refused(
                 429,
                 "too_many_failures",
-                f"too many wrong tokens came from this address; try again in {wait_s} s",
+                f"too many wrong tokens from this address; try again in {wait_s} s",
                 headers={"Retry-After": str(wait_s)},
             )
         self._tell(client, client, reason)
         return _unauthorized(reason, _INVALID)
 
     def _ended(self, client: str, token: Token) -> Refused:
-        """Say to the holder of a token that it counts no more, however often it is sent: that is not guessing."""
+        """Refuse a revoked or expired token. It is not counted as wrong: its holder is not guessing."""
         reason = "the token was revoked" if token.revoked_at else "the token has expired"
         if self._failures.wait_s(token.id) == 0:
             self._tell(token.id, client, f"{reason}: {token.id}")
         return _unauthorized(reason, _INVALID)
 
     def _tell(self, key: str, client: str, reason: str) -> None:
-        """Count a failure, and say so in the log, without the value of the token."""
+        """Count a failure and log it, without the value of the token."""
         self._failures.count(key)
         is_limited = self._failures.wait_s(key) > 0
         emit(AccessRefused(node=self._clock.node, client=client, reason=reason, is_limited=is_limited))
@@ -209,7 +210,7 @@ def _unauthorized(message: str, problem: str = "") -> Refused:
         401,
         "unauthorized",
         message,
-        hint="`headway tokens create` makes one",
+        hint="create one with `headway tokens create`",
         headers={"WWW-Authenticate": f'Bearer realm="headway"{problem}'},
     )
 
@@ -221,7 +222,7 @@ async def _was_made(tokens: TokenRecords) -> bool:
 
 @lru_cache(1_024)
 def _is_remote(client: str) -> bool:
-    """Say whether a request came from another machine after all, as a proxy in front of us tells."""
+    """Return whether a proxy reports that the request came from another machine."""
     try:
         return not ipaddress.ip_address(client).is_loopback
     except ValueError:
@@ -229,7 +230,7 @@ def _is_remote(client: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether only this machine can reach what listens at this address, or name."""
+    """Return whether an address or host name is loopback: only this machine can reach it."""
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except OSError:
@@ -238,20 +239,20 @@ def is_loopback(host: str) -> bool:
 
 
 async def require_credential(tokens: TokenRecords, *, host: str, token: str | None) -> None:
-    """Refuse to listen where other machines can reach us while there is no token that would let anybody in."""
+    """Raise an error if other machines can reach this address and there is no valid token."""
     if token is not None or is_loopback(host):
         return
     made, usable = await tokens.exist()
     if not usable:
         reason = "every token has expired or was revoked" if made else "there is no token yet"
         raise InvalidConfig(
-            f"other machines can reach {host}, and {reason}: make one with `headway tokens create`, or set"
+            f"other machines can reach {host}, and {reason}: create one with `headway tokens create`, or set"
             " HEADWAY_TOKEN, or listen at 127.0.0.1"
         )
 
 
 class _Lookups(Generic[T]):
-    """What the store said, for two seconds; who asks at the same time waits for one and the same answer."""
+    """A cache of store reads for two seconds; concurrent callers share one read (single-flight)."""
 
     def __init__(self, clock: Clock, load: Callable[[str], Awaitable[T | None]]) -> None:
         self._clock = clock
@@ -260,16 +261,16 @@ class _Lookups(Generic[T]):
         self._loading: dict[str, asyncio.Task[T | None]] = {}
 
     def last(self, key: str) -> T | None:
-        """Return what the store said last, however long ago; None when it never did."""
+        """Return the last result, however old, or None."""
         known = self._found.get(key)
         return None if known is None else known[1]
 
     def forget(self, key: str) -> None:
-        """Ask the store the next time."""
+        """Drop a cached result, so that the next call reads the store."""
         self._found.pop(key, None)
 
     async def get(self, key: str) -> T | None:
-        """Return what the store says, or said just now."""
+        """Return the value from the store, or the cached one."""
         known = self._found.get(key)
         if known is not None and self._clock.monotonic() - known[0] < FRESH_S:
             self._found.move_to_end(key)
@@ -277,7 +278,7 @@ class _Lookups(Generic[T]):
         task = self._loading.get(key)
         if task is None:
             task = self._loading[key] = asyncio.create_task(self._read(key))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # Also if nobody waits any more.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # Even if all callers left.
         return await asyncio.shield(task)
 
     async def _read(self, key: str) -> T | None:
@@ -286,7 +287,7 @@ class _Lookups(Generic[T]):
             value = await self._load(key)
         finally:
             del self._loading[key]
-        if value is None:  # Not kept, so that strangers cannot fill the memory.
+        if value is None:  # Misses are not cached, so that strangers cannot fill the memory.
             self._found.pop(key, None)
         else:
             self._found[key] = (asked_at, value)
@@ -297,7 +298,7 @@ class _Lookups(Generic[T]):
 
 
 class _Failures:
-    """How many wrong tokens came from where, for a minute from the first; the oldest are forgotten first."""
+    """Counts wrong tokens by address, for a minute from the first; evicts the oldest address first."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -314,14 +315,14 @@ class _Failures:
             self._clients.popitem(last=False)
 
     def wait_s(self, client: str) -> int:
-        """Return for how many more seconds this client is refused."""
+        """Return how many more seconds this client is over the limit."""
         since, number = self._clients.get(_network(client), (0.0, 0))
         left_s = since + FAILURES_WINDOW_S - self._clock.monotonic()
         return max(0, ceil(left_s)) if number >= FAILURES_MAX else 0
 
 
 class _Looks:
-    """How often a second the store is asked for what strangers send."""
+    """A rate limit for store lookups on behalf of unauthenticated clients."""
 
     def __init__(self, clock: Clock, most: int) -> None:
         self._clock = clock
@@ -330,7 +331,7 @@ class _Looks:
         self._left = 0
 
     def take(self) -> bool:
-        """Say whether one more look is left in this second."""
+        """Take one lookup from the budget of this second; return whether one was left."""
         second = int(self._clock.monotonic())
         if second != self._second:
             self._second, self._left = second, self._most
@@ -339,7 +340,7 @@ class _Looks:
 
 
 def _network(client: str) -> str:
-    """Return what counts as one client: an address, of IPv6 the network, since one machine has as many as it likes."""
+    """Return the key of a client: its IPv4 address, or its IPv6 network, since a host can use many IPv6 addresses."""
     try:
         address = ipaddress.ip_address(client)
     except ValueError:

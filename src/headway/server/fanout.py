@@ -1,16 +1,16 @@
-"""The fan-out: one reader of the change feed per process, and everybody who follows.
+"""The fan-out: one reader of the change feed per process, for all followers.
 
-However many follow a job, its changes are read once and written as bytes once. A follower that does not keep up is
-dropped, not waited for; it comes back and is told what it missed, or to read everything anew (`resync`).
+Changes of a job are read once and encoded once, however many clients follow it. A follower that does not keep up is
+dropped (backpressure); it reconnects and gets the events that it missed, or `resync`: read everything again.
 
-Followers of one job get its versions in order, by number. The feed tells them at once; every second the versions that
-the jobs really have are looked at too, so that a change which the feed could not have (one that was under way when the
-first follower came) is missed by nobody.
+Followers of one job get its versions in order, by number. The feed delivers them at once. Every second the current
+versions of the followed jobs are read too, so that no follower misses a change that the feed could not contain (one
+that was in progress when the first follower came).
 
-Where jobs also say live what they do (`ports.LiveView`), that is told between the versions: without a number of its
-own, so that whoever comes back goes on from a version as ever, and no oftener than all who follow can be told it. What
-is told of a version is never older than what was told live before. Lines that were told live are not told again when
-they are stored; a follower that may have missed one waits for the store to tell it.
+If there are live values (`ports.LiveView`), they are sent between the versions. They have no number, so a client that
+reconnects resumes from a version as usual, and they are sent only as often as all followers can receive them. An event
+for a version is never older than the live values sent before it. Log lines that were sent live are not sent again when
+they are stored; a follower that may have missed one waits until the store has it.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ from headway.core.jobs import Job
 from headway.core.ports import Latest, LiveView
 from headway.operations.job_source import length_of, overlaid, serial_of
 from headway.server.followers import Channel, Follower, StreamEvent, job_event, log_event, push_to
-from headway.server.live_fanout import LiveChannels, LiveJobs
-from headway.server.offload import Offload
+from headway.server.live_fanout import LiveChannels, LiveJobCache
+from headway.server.offload import ThreadOffload
 from headway.wire.base import LISTED_BYTES_MAX
 from headway.wire.jobs import change_of, listed
 
@@ -37,33 +37,33 @@ FOLLOW_FOR: Final = 15 * SECOND
 EXTEND_EVERY_S: Final = 5.0
 SWEEP_EVERY_S: Final = 1.0
 PRUNE_EVERY_S: Final = 60.0
-POLL_S: Final = 0.25  # Where nobody wakes us.
+POLL_S: Final = 0.25  # Without wake-ups.
 OLDER_S_MAX: Final = 2.0
 STATES_MAX: Final = 20_000
 FOLLOWERS_MAX: Final = 20_000
-AGAIN_BYTES_MAX: Final = 4 << 20  # Of what a follower of everything has missed; of more, it reads everything anew.
+AGAIN_BYTES_MAX: Final = 4 << 20  # Replayed to a follower of everything; if it missed more, it gets `resync`.
 BREATH_BYTES: Final = 64 << 10
 EVENT_BYTES: Final = 512
 
 
 class Fanout:
-    """Who follows what in this process. Its tick is run by a `Loop`, which is woken when the feed grows."""
+    """The followers of this process. A `Loop` runs `tick` and is woken when the feed grows."""
 
     def __init__(
         self,
         feed: ChangeFeed,
         clock: Clock,
         live: LiveView | None = None,
-        offload: Offload | None = None,
+        offload: ThreadOffload | None = None,
         *,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._feed = feed
-        self._offload = offload or Offload()
+        self._offload = offload or ThreadOffload()
         self._clock = clock
         self._live = live
-        self._heard: set[str] = set()  # Jobs whose live values come, and EVERYTHING.
-        self._live_jobs = LiveJobs(feed, wake=wake)
+        self._heard: set[str] = set()  # Jobs with a live subscription, and EVERYTHING.
+        self._live_jobs = LiveJobCache(feed, wake=wake)
         self._live_channels = LiveChannels(clock, count=self.count, wake=wake)
         self._channels: dict[str, Channel] = {}
         self._everything: set[Follower] = set()
@@ -73,21 +73,21 @@ class Fanout:
         self._since = 0
         self._extend_at = self._sweep_at = self._prune_at = 0.0
         self._reading = asyncio.Lock()
-        self._written = 0  # Bytes, since others could go on.
+        self._written = 0  # Bytes encoded since the last yield to other coroutines.
         self._telling: set[asyncio.Task[None]] = set()
         self.wake = wake
-        self.is_woken = True  # Whether commits of others wake us; said by whoever listens.
+        self.is_woken = True  # Whether commits of other processes wake us; set by the listener.
         if live is not None:
             live.listen(self.hear)
 
-    # --- who follows
+    # --- followers
 
     def count(self) -> int:
-        """How many follow."""
+        """The number of followers."""
         return self._count
 
     async def follow_job(self, job_id: str) -> Follower:
-        """Start to follow a job; from now on its changes are kept for the follower."""
+        """Start to follow a job; from now on its changes are queued for the follower."""
         follower = Follower(job_id)
         channel = self._channels.setdefault(job_id, Channel())
         channel.followers.add(follower)
@@ -106,7 +106,7 @@ class Fanout:
         return follower
 
     async def follow_everything(self, wants: Callable[[Job], bool]) -> tuple[Follower, str]:
-        """Start to follow all jobs that somebody wants; return where in the feed it begins."""
+        """Start to follow all jobs that match; return the feed cursor where it begins."""
         follower = Follower(wants=wants)
         self._everything.add(follower)
         self._count += 1
@@ -123,13 +123,13 @@ class Fanout:
         return follower, self.cursor()
 
     async def _begin_to_hear(self, what: str) -> None:
-        """See to it that live values of a job, or of everything, come. Of several who come at once, all see to it."""
+        """Subscribe to live values of a job, or of everything. Concurrent callers each ensure it."""
         if self._live is not None and what not in self._heard:
             await self._live.follow(what)
             self._heard.add(what)
 
     def leave(self, follower: Follower) -> None:
-        """Follow no more."""
+        """Stop following."""
         job_id = follower.job_id or ""
         channel = self._channels.get(job_id)
         if channel is not None and follower in channel.followers:
@@ -151,16 +151,16 @@ class Fanout:
                 self._live_jobs.clear()
 
     def wake_all(self) -> None:
-        """Have everybody look whether to go on."""
+        """Wake all followers, so that each checks whether to go on."""
         for follower in (*self._everything, *(one for channel in self._channels.values() for one in channel.followers)):
             follower.wake.set()
 
     def cursor(self) -> str:
-        """Return the place in the feed from which a follower of everything can go on; what it knows may come again."""
+        """Return the cursor from which a follower of everything can resume; it may get known events again."""
         return f"{self._since}.{low_of(self._position or '0')}"
 
     async def missed(self, cursor: str, wants: Callable[[Job], bool]) -> list[StreamEvent] | None:
-        """Return what a follower of everything may have missed since its cursor; None when nobody can tell."""
+        """Return what a follower of everything may have missed since its cursor; None if that is unknown."""
         since, _, low = cursor.partition(".")
         if since != str(self._since) or not low.isdecimal() or len(low) > 18:
             return None
@@ -177,13 +177,13 @@ class Fanout:
         return told
 
     async def _begin(self) -> None:
-        """Have a position to read from: taken after the triggers know whom we follow."""
+        """Set the position to read from, after the triggers know which jobs are followed."""
         if self._position is None:
             self._position = await self._feed.position()
         self.wake()
 
     async def _wait_for_older(self) -> None:
-        """Wait for transactions that began before anybody followed: their changes are not fed. Not for ever, though."""
+        """Wait, with a limit, for transactions older than the first follower: their changes are not in the feed."""
         until, nothing = self._clock.monotonic() + OLDER_S_MAX, asyncio.Event()
         border = all_before(await self._feed.position())
         while low_of(await self._feed.position()) < border and self._clock.monotonic() < until:
@@ -192,7 +192,7 @@ class Fanout:
     # --- the tick
 
     async def tick(self) -> float:
-        """Read what is new and tell it."""
+        """Read new changes and send them."""
         if not self._channels and not self._everything:
             self._position = None
             await self._prune()
@@ -219,9 +219,9 @@ class Fanout:
             self._feeds_anew(since)
 
     def _feeds_anew(self, since: Instant, newcomer: Follower | None = None) -> bool:
-        """Say whether everything is fed since another time than we knew; then those who followed before missed some.
+        """Return whether the feed of all jobs has a new start; earlier followers then missed changes and must resync.
 
-        That is so when nobody followed, or when we stood still for so long that there was a break.
+        That happens when there were no followers, or when this process was frozen long enough to cause a gap.
         """
         if since == self._since:
             return False
@@ -241,7 +241,7 @@ class Fanout:
             return is_more
 
     async def _tell(self, changes: Sequence[Change], cursor: str) -> None:
-        if self._everything:  # First: they are told nothing a second time, also where the store fails below.
+        if self._everything:  # First, so that they get nothing twice even if the store fails below.
             for change in changes:
                 self._tell_everybody(self._told(change, cursor), change.job)
                 await self._breathe(change.job)
@@ -261,7 +261,7 @@ class Fanout:
             await self._tell_jobs(ended | gaps, gaps)
 
     async def _breathe(self, job: Job) -> None:
-        """Let others go on after each so many bytes that were written."""
+        """Yield to other coroutines each time enough bytes were encoded."""
         self._written += length_of(job) + EVENT_BYTES
         if self._written > BREATH_BYTES:
             self._written = 0
@@ -271,7 +271,7 @@ class Fanout:
         job = change.job
         kind = "progress" if (channel.status, channel.attempt) == (job.status, job.attempt) else "status"
         lines = []
-        if change.log_bytes > channel.log_bytes:  # Lines of later versions are told with those versions.
+        if change.log_bytes > channel.log_bytes:  # Lines of later versions are sent with those versions.
             lines = await self._feed.log_between(job.id, channel.version, job.version)
         shown = channel.learn(job)
         channel.log_bytes = change.log_bytes
@@ -282,7 +282,7 @@ class Fanout:
         self._live_channels.tell_soon(channel)
 
     async def _tell_jobs(self, job_ids: set[str], gaps: set[str]) -> None:
-        """Tell jobs as they are now, whole: they have ended, or a version of them was not fed."""
+        """Send the complete current jobs: they have ended, or the feed lacks one of their versions."""
         for job in await self._feed.jobs(job_ids, largest=LISTED_BYTES_MAX):
             channel = self._channels.get(job.id)
             if channel is None or job.version <= channel.version:
@@ -296,7 +296,7 @@ class Fanout:
                 push_to(followers, [log_event(new, None, job.version)] if new else [])
             told = [(followers, place) for followers, _, place in groups]
             if job.status.is_final and "result" in job.omitted:
-                task = asyncio.ensure_future(self._tell_large(job, told))  # The others are told meanwhile.
+                task = asyncio.ensure_future(self._tell_large(job, told))  # Meanwhile the other jobs are sent.
                 self._telling.add(task)
                 task.add_done_callback(self._telling.discard)
                 continue
@@ -307,11 +307,11 @@ class Fanout:
             await self._breathe(job)
 
     async def _tell_large(self, job: Job, told: Iterable[tuple[list[Follower], str]]) -> None:
-        """Tell that a job has ended whose result is large. Who cannot be told comes back, and is told then."""
+        """Send the end of a job with a large result. A follower that misses it reconnects and gets it then."""
         try:
             async with self._offload.turn(job.tenant):
                 event = await self.whole_event("done", job, self._clock.now())
-        except (StoreError, RuntimeError):  # The store does not answer, or the thread is gone with the process.
+        except (StoreError, RuntimeError):  # The store does not answer, or the process is shutting down.
             event = None
         for followers, place in told:
             for follower in followers:
@@ -322,7 +322,7 @@ class Fanout:
                     follower.push(event.at(place))
 
     async def whole_event(self, kind: str, job: Job, now: Instant) -> StreamEvent:
-        """Tell a job that has ended, with its result however large that is; what is large is written in a thread."""
+        """Send a finished job with its complete result; a thread encodes a large one."""
         if "result" not in job.omitted:
             return job_event(kind, job, now)
         for found in await self._feed.jobs([job.id]):
@@ -330,16 +330,16 @@ class Fanout:
         return await self._offload.run(length_of(job), job_event, kind, job, now)
 
     async def _sweep(self) -> None:
-        """Look whether the jobs that are followed have versions that nobody told us of."""
+        """Check whether followed jobs have versions that the feed did not deliver."""
         if not self._channels:
             return
-        asked = frozenset(self._channels)  # Others may come while we ask.
+        asked = frozenset(self._channels)  # New followers may come during the read.
         found = await self._feed.versions(asked)
         late = {
             job_id for job_id, version in found.items() if (it := self._channels.get(job_id)) and version > it.version
         }
         if late:
-            await self._read()  # Perhaps it is only that the feed was not read since.
+            await self._read()  # Perhaps the feed was just not read since.
             late = {job_id for job_id in late if (it := self._channels.get(job_id)) and found[job_id] > it.version}
             await self._tell_jobs(late, late)
         for job_id in (asked - found.keys()) & self._channels.keys():
@@ -368,20 +368,20 @@ class Fanout:
                 self._states.popitem(last=False)
         return StreamEvent(kind, change_of(job, self._clock.now()), id=cursor)
 
-    # --- what jobs say live
+    # --- live values
 
     @property
     def tells_live(self) -> bool:
-        """Whether there is anything to tell before it is stored."""
+        """Whether there are live values."""
         return self._live is not None
 
     def overlaid(self, job: Job) -> Job:
-        """Return a job that somebody follows with what it has said live, if that is newer."""
+        """Return a followed job with its live values, if they are newer."""
         channel = self._channels.get(job.id)
         return job if channel is None else overlaid(job, channel.live)
 
     def begin_live(self, follower: Follower, line: tuple[int, Instant], *, is_live: bool) -> None:
-        """Tell a follower lines live from now on: those after this one, which was the last that it was told."""
+        """Send live lines to a follower from now on, starting after this line, the last one that it got."""
         if line >= follower.line:
             follower.line, follower.is_live = line, is_live
         follower.is_ready = True
@@ -390,7 +390,7 @@ class Fanout:
             self._live_channels.tell_soon(channel)
 
     def hear(self, latest: Latest, is_of_everything: bool) -> None:
-        """Take what a running job says. Whether it is still the attempt that counts is known from the store alone."""
+        """Handle a live value of a running job. Only the store knows whether it is from the current attempt."""
         channel = None if is_of_everything else self._channels.get(latest.job_id)
         if channel is not None:
             channel.hear(latest)

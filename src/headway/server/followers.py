@@ -1,4 +1,4 @@
-"""The followers of jobs: what each has been told, what waits to be sent to it, and the events themselves."""
+"""The followers of jobs: what each has been sent, what is queued for it, and the events themselves."""
 
 import asyncio
 from collections import deque
@@ -21,7 +21,7 @@ LIVE_LINES_MAX: Final = 200
 
 
 class StreamPosition(NamedTuple):
-    """Up to where a follower has been told: a version of the job, and a line of its log if that was told live."""
+    """The position of a follower: a version of the job, and a log line if that was sent live."""
 
     version: int
     attempt: int = 0
@@ -32,7 +32,7 @@ class StreamPosition(NamedTuple):
 
 
 class StreamEvent:
-    """Something to tell followers: its kind, its place in the order, and the words, written once for everybody."""
+    """An event for followers: its kind, its position, and its JSON, encoded once for all of them."""
 
     __slots__ = ("data", "id", "kind", "live", "sse", "version")
 
@@ -46,7 +46,7 @@ class StreamEvent:
         self.sse = b"event: " + kind.encode() + b"\n" + place + b"data: " + self.data + b"\n\n"
 
     def at(self, place: str) -> "StreamEvent":
-        """Return the same event with another place; its words are not written again."""
+        """Return the same event with another position; its JSON is not encoded again."""
         return (
             self
             if place == self.id
@@ -54,29 +54,29 @@ class StreamEvent:
         )
 
     def message(self) -> bytes:
-        """Write the event for a WebSocket."""
+        """Encode the event for a WebSocket."""
         return msgspec.json.encode({"event": self.kind, "id": self.id, "data": msgspec.Raw(self.data)})
 
 
 class Follower:
-    """One open connection: what it has not been sent yet. Bounded."""
+    """One open connection and its bounded queue of unsent events."""
 
     __slots__ = ("_bytes", "_events", "floor", "is_dropped", "is_live", "is_ready", "job_id", "line", "wake", "wants")
 
     def __init__(self, job_id: str | None = None, wants: Callable[[Job], bool] | None = None) -> None:
         self.job_id = job_id
         self.wants = wants
-        self.floor = (0, 0)  # What it knows already: up to this version, and this report of a running job.
-        self.line: tuple[int, Instant] = (0, 0)  # The attempt and time of the last line that it was told,
-        self.is_live = False  # and whether that was told live.
-        self.is_ready = False  # Whether it has been told what came before, so that lines can be told live.
+        self.floor = (0, 0)  # What it already has: up to this version, and this report of a running job.
+        self.line: tuple[int, Instant] = (0, 0)  # The attempt and time of the last line that it was sent,
+        self.is_live = False  # and whether that was sent live.
+        self.is_ready = False  # Whether it has got the earlier lines, so that lines can be sent live.
         self.is_dropped = False
         self.wake = asyncio.Event()
         self._events: deque[StreamEvent] = deque()
         self._bytes = 0
 
     def push(self, event: StreamEvent) -> None:
-        """Have an event sent; one who lets too many wait is dropped."""
+        """Queue an event; drop the follower if its queue is full (backpressure)."""
         if len(self._events) >= EVENTS_MAX or self._bytes > BYTES_MAX:
             self.is_dropped = True
         if not self.is_dropped:
@@ -85,7 +85,7 @@ class Follower:
         self.wake.set()
 
     def take(self) -> list[StreamEvent]:
-        """Return what has not been sent yet."""
+        """Return and remove the unsent events."""
         self.wake.clear()
         events = [event for event in self._events if not event.version or (event.version, event.live) > self.floor]
         self._events.clear()
@@ -95,14 +95,14 @@ class Follower:
 
 @dataclass(slots=True)
 class LogTail:
-    """The last lines that an attempt has logged, as they were told live; none between them is missing."""
+    """The last log lines of an attempt that arrived live, without gaps between them."""
 
     attempt: int = 0
     after: Instant = 0
     lines: deque[tuple[Instant, str, str]] = field(default_factory=deque)
 
     def add(self, latest: Latest) -> None:
-        """Take lines; after a gap only what comes after it."""
+        """Append lines; after a gap keep only the lines after it."""
         end = self.lines[-1][0] if self.lines else self.after
         if latest.attempt != self.attempt or latest.after > end:
             self.attempt, self.after, end = latest.attempt, latest.after, latest.after
@@ -112,7 +112,7 @@ class LogTail:
             self.after = self.lines.popleft()[0]
 
     def since(self, line: tuple[int, Instant]) -> list[Line]:
-        """Return the lines after one that was told; none when some may be missing between."""
+        """Return the lines after one that was sent; none if some may be missing in between."""
         at = line[1] if line[0] == self.attempt else 0
         if line[0] > self.attempt or self.after > at:
             return []
@@ -125,7 +125,7 @@ class LogTail:
 
 @dataclass(slots=True)
 class Channel:
-    """A job that is followed, as its followers know it."""
+    """A followed job and its followers."""
 
     version: int = 0
     status: str = ""
@@ -135,12 +135,12 @@ class Channel:
     job: Job | None = None
     live: Latest | None = None
     tail: LogTail = field(default_factory=LogTail)
-    told: tuple[int, int] = (0, 0)  # The version and the report that were told last.
+    told: tuple[int, int] = (0, 0)  # The version and the report that were sent last.
     told_at: float = -1e9
     timer: asyncio.TimerHandle | None = None
 
     def learn(self, job: Job) -> Job:
-        """Take note of a version of the job, unless a later one is known; return it as it is to be told."""
+        """Note a version of the job, unless a later one is known; return the job to send."""
         if job.version > self.version:
             self.version, self.status, self.attempt = job.version, job.status, job.attempt
             self.job = job
@@ -149,7 +149,7 @@ class Channel:
         return shown
 
     def hear(self, latest: Latest) -> None:
-        """Take note of what the job says live, unless it is older than what is known, or of an attempt that is not."""
+        """Note a live value, unless it is older than the known one or from an unknown attempt."""
         known = self.live
         if known is not None and known.attempt == self.attempt and latest.attempt != self.attempt:
             return
@@ -159,9 +159,9 @@ class Channel:
             self.tail.add(latest)
 
     def to_tell(self, lines: list[Line]) -> Iterator[tuple[list[Follower], list[Line], str]]:
-        """Yield followers with those of the stored lines that they were not told live, and the place where that is.
+        """Yield groups of followers with the stored lines that they did not get live, and the position after those.
 
-        Most of the time they are one group.
+        Usually there is one group.
         """
         groups: dict[tuple[tuple[int, Instant], bool], list[Follower]] = {}
         for follower in self.followers:
@@ -182,13 +182,13 @@ def push_to(followers: Iterable[Follower], events: Iterable[StreamEvent]) -> Non
 
 
 def job_event(kind: str, job: Job, now: int) -> StreamEvent:
-    """Tell a whole job. Where its error came from is not for everybody; large arguments are left out, and named."""
+    """Build the event with a complete job: without the traceback, and with large arguments omitted and named."""
     told = job_of(job, now, with_traceback=False)
     return StreamEvent(kind, told, id=str(job.version), version=job.version, live=serial_of(job))
 
 
 def log_event(lines: list[Line], place: str | None, version: int) -> StreamEvent:
-    """Tell what a job has logged."""
+    """Build the event with log lines of a job."""
     told = [
         line_of(
             {

@@ -1,4 +1,4 @@
-"""Read JSON strictly: no name twice, no NaN, no NUL, bounded depth and number of values."""
+"""Parse JSON strictly: no duplicate names, no NaN, no NUL, bounded depth and number of values."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from headway.server.refusals import Refused
 
 DEPTH_MAX: Final = 64
-VALUES_MAX: Final = 100_000  # In one body: objects, lists, texts, numbers.
+VALUES_MAX: Final = 100_000  # In one body: objects, arrays, strings, numbers.
 PIECE_BYTES: Final = 1 << 20
 DIGITS_MAX: Final = 400
 PATH_LENGTH_MAX: Final = 80
@@ -19,10 +19,10 @@ _STRING: Final = re.compile(rb'"(?:[^"\\]+|\\.)*+"?', re.DOTALL)
 
 
 def _has_more_values(data: bytes, most: int) -> bool:
-    """Say whether JSON has more values than that, without reading it.
+    """Return whether JSON has more values than that, without parsing it.
 
-    Each value but the first comes after a comma or the beginning of what it is in. Texts may have such characters, too:
-    only where they would be too many, texts are looked at and left out.
+    Each value but the first follows a comma or an opening bracket. Strings may contain such characters too: they are
+    excluded only if the simple count is too large.
     """
     if _separators(data) < most:
         return False
@@ -38,7 +38,7 @@ def _has_more_values(data: bytes, most: int) -> bool:
 
 
 def _separators(data: bytes, start: int = 0, end: int | None = None) -> int:
-    """Count them, a piece at a time: other threads go on in between. An empty pair that is cut counts as one more."""
+    """Count commas and non-empty brackets, in pieces, so that other threads can run; a split `[]` counts once more."""
     found, end = 0, len(data) if end is None else end
     for at in range(start, end, PIECE_BYTES):
         until = min(at + PIECE_BYTES, end)
@@ -48,14 +48,14 @@ def _separators(data: bytes, start: int = 0, end: int | None = None) -> int:
 
 
 def read_json_strictly(data: bytes, most: int = VALUES_MAX) -> Any:
-    """Read JSON as one would wish it were: no name twice, no NaN, no NUL, not too deep, whole numbers exact."""
+    """Parse JSON strictly: no duplicate names, no NaN, no NUL, bounded depth, exact integers."""
     if _has_more_values(data, most):
         raise Refused(413, "too_large", f"the body may have at most {most:,} values")
     try:
         value = json.loads(
             data,
             object_pairs_hook=_without_duplicates,
-            parse_constant=lambda text: _Wrong(f"{text} is no number in JSON"),
+            parse_constant=lambda text: _Wrong(f"{text} is not a number in JSON"),
             parse_float=_finite,
             parse_int=_bounded_int,
         )
@@ -72,7 +72,7 @@ def read_json_strictly(data: bytes, most: int = VALUES_MAX) -> Any:
 
 
 class _Wrong(NamedTuple):
-    """Stands for a value that cannot be taken until it is known where it is."""
+    """Stands for an unacceptable value until its path is known."""
 
     why: str
 
@@ -95,7 +95,7 @@ def _bounded_int(text: str) -> int | _Wrong:
 
 
 def _what_is_wrong(value: Any) -> tuple[Any, str] | None:
-    """Return what cannot be taken, if anything, and why; level by level, since it may be deep."""
+    """Return an unacceptable value and the reason, if there is one; breadth-first, since it may be deep."""
     level = [value]
     for depth in range(DEPTH_MAX + 1):
         inner: list[Any] = []
@@ -103,7 +103,7 @@ def _what_is_wrong(value: Any) -> tuple[Any, str] | None:
             if isinstance(item, dict | list):
                 if depth == DEPTH_MAX:
                     return item, f"nested more than {DEPTH_MAX} deep"
-                inner += item  # Of an object, its names.
+                inner += item  # The names of an object.
                 if isinstance(item, dict):
                     inner += item.values()
             elif isinstance(item, _Wrong):
@@ -116,16 +116,16 @@ def _what_is_wrong(value: Any) -> tuple[Any, str] | None:
 
 def _what_is_wrong_with(text: str) -> str | None:
     if "\x00" in text:
-        return f"{text[:40]!r} has a NUL character, which no database keeps"
+        return f"{text[:40]!r} has a NUL character, which databases cannot store"
     try:
         text.encode()
     except UnicodeEncodeError:
-        return f"{text[:40]!r} has half of a surrogate pair, which is no text"
+        return f"{text[:40]!r} has half of a surrogate pair, which is not valid text"
     return None
 
 
 def _path_to(culprit: Any, value: Any) -> str:
-    """Return where in a value something is, as people write it; of a name, where the object is that has it."""
+    """Return the path of a value in dotted notation; for a name, the path of its object."""
     level: list[tuple[str, Any]] = [("", value)]
     while level:
         inner: list[tuple[str, Any]] = []

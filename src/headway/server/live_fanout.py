@@ -1,6 +1,6 @@
-"""Tell followers what running jobs say live, between the versions that the store has.
+"""Send live values of running jobs to followers, between the stored versions.
 
-Live values have no number of their own. A follower that reconnects resumes from a version, as ever.
+Live values have no number of their own. A follower that reconnects resumes from a version, as usual.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ from headway.wire.base import LISTED_BYTES_MAX
 from headway.wire.jobs import change_of
 
 LIVE_EVERY_S: Final = 0.025
-LIVE_PER_SECOND_MAX: Final = 10_000  # To all followers together.
-LIVE_BYTES_PER_SECOND_MAX: Final = 128 << 10  # Of one job; a job that says more at a time is told less often.
+LIVE_PER_SECOND_MAX: Final = 10_000  # For all followers together.
+LIVE_BYTES_PER_SECOND_MAX: Final = 128 << 10  # For one job; a job with larger values is sent less often.
 JOBS_MAX: Final = 20_000
 UNKNOWN_MAX: Final = 500
 
 
 class LiveChannels:
-    """Tells the followers of single jobs; `wake` has the store read, `count` says how many follow in all."""
+    """Sends to the followers of single jobs; `wake` triggers a read of the store, `count` returns all followers."""
 
     def __init__(self, clock: Clock, *, count: Callable[[], int], wake: Callable[[], None]) -> None:
         self._clock = clock
@@ -35,7 +35,7 @@ class LiveChannels:
         self._wake = wake
 
     def tell_soon(self, channel: Channel) -> None:
-        """Tell the followers of a job what it said last, as often as the rate limits allow."""
+        """Send the followers of a job its latest live value, as often as the rate limits allow."""
         if channel.timer is not None or channel.live is None:
             return
         size = len(channel.live.metadata or "") + len(channel.live.detail or "")
@@ -51,7 +51,7 @@ class LiveChannels:
         if job is None or live is None:
             return
         if live.attempt > channel.attempt:
-            self._wake()  # That the attempt has begun is told first, when it is read from the store.
+            self._wake()  # The start of the attempt is sent first, once it is read from the store.
         if live.attempt != channel.attempt or channel.status != Status.RUNNING:
             return
         channel.told_at = self._clock.monotonic()
@@ -65,7 +65,7 @@ class LiveChannels:
 
 
 def _tell_tail(channel: Channel) -> None:
-    """Send each follower the log lines that it has not been told yet."""
+    """Send each follower the log lines that it has not got yet."""
     end = channel.attempt, channel.tail.lines[-1][0]
     behind: dict[tuple[int, Instant], list[Follower]] = {}
     for follower in channel.followers:
@@ -78,17 +78,17 @@ def _tell_tail(channel: Channel) -> None:
                 follower.line, follower.is_live = end, True
 
 
-class LiveJobs:
-    """Keeps running jobs with what they say live, for followers of everything. Bounded."""
+class LiveJobCache:
+    """A bounded cache of running jobs with live values, for followers of everything."""
 
     def __init__(self, feed: ChangeFeed, *, wake: Callable[[], None]) -> None:
         self._feed = feed
         self._wake = wake
         self._known: OrderedDict[str, tuple[Job, Latest | None]] = OrderedDict()
-        self._unknown: dict[str, Latest] = {}  # Live values of jobs that were not read yet.
+        self._unknown: dict[str, Latest] = {}  # Live values of jobs that are not cached yet.
 
     def hear(self, latest: Latest) -> Job | None:
-        """Take a live value; return the job as followers are to be told it, if there is anything new."""
+        """Handle a live value; return the job to send to followers, if there is anything new."""
         job, before = self._known.get(latest.job_id, (None, None))
         if job is None or job.attempt < latest.attempt:
             if len(self._unknown) < UNKNOWN_MAX:
@@ -102,7 +102,7 @@ class LiveJobs:
         return None if shown is job else shown
 
     def keep(self, job: Job) -> Job:
-        """Keep a running job; return it with what it has said live."""
+        """Cache a running job; return it with its live values."""
         _, latest = self._known.pop(job.id, (None, None))
         if job.status is not Status.RUNNING:
             return job
@@ -112,7 +112,7 @@ class LiveJobs:
         return overlaid(job, latest)
 
     async def load_unknown(self) -> list[Job]:
-        """Load jobs seen on the live channel that are not cached yet; return those with something to tell."""
+        """Load jobs seen on the live channel that are not cached yet; return those with something to send."""
         said, self._unknown = self._unknown, {}
         found = []
         for job in await self._feed.jobs(said, largest=LISTED_BYTES_MAX) if said else ():
@@ -124,6 +124,6 @@ class LiveJobs:
         return found
 
     def clear(self) -> None:
-        """Forget everything: nobody follows everything any more."""
+        """Clear the cache: there are no more followers of everything."""
         self._known.clear()
         self._unknown.clear()

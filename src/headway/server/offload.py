@@ -1,8 +1,8 @@
-"""Work that grows with what users have sent, done beside the event loop: reading large bodies, writing large jobs.
+"""Run work that grows with user data outside the event loop: parsing large bodies, encoding large jobs.
 
-A thread does it, one piece at a time, so that the loop goes on answering. What is small is done at once, which is
-cheaper. Nobody holds up the others: of one holder (a tenant, or a token for all of them) two pieces are taken up at a
-time, of all holders eight; the rest waits with nothing loaded yet.
+One thread does it, one piece at a time, so that the loop can go on serving. Small pieces run inline, which is cheaper.
+To prevent head-of-line blocking, one holder (a tenant, or a token for all tenants) has two places and all holders
+together have eight; further callers wait before they load anything.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Final, ParamSpec, TypeVar
 
-SMALL_BYTES_MAX: Final = 32 << 10  # Up to here it takes a few milliseconds at worst.
+SMALL_BYTES_MAX: Final = 32 << 10  # Up to this size it takes a few milliseconds at worst.
 PIECES_MAX: Final = 8
 PIECES_OF_ONE_MAX: Final = 2
 
@@ -19,7 +19,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Offload:
+class ThreadOffload:
     """One thread for all large pieces of work of a process."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Offload:
 
     @asynccontextmanager
     async def turn(self, holder: str) -> AsyncIterator[None]:
-        """Wait for one's turn; load what is large only then."""
+        """Hold one of the holder's places, and wait until one is free; load large data only while holding it."""
         own, waiting = self._holders.get(holder, (asyncio.Semaphore(PIECES_OF_ONE_MAX), 0))
         self._holders[holder] = own, waiting + 1
         try:
@@ -42,18 +42,18 @@ class Offload:
                 del self._holders[holder]
 
     async def take_turn(self, holder: str, size: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Do a piece of work on that many bytes: at once if they are few, else in the thread when it is one's turn."""
+        """Do a piece of work on that many bytes: inline if they are few, else in the thread when a place is free."""
         if size <= SMALL_BYTES_MAX:
             return work(*args, **options)
         async with self.turn(holder):
             return await self.run(size, work, *args, **options)
 
     async def run(self, size: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Do a piece of work on that many bytes, for who has a turn or needs none."""
+        """Do a piece of work on that many bytes; the caller holds a place or needs none."""
         if size <= SMALL_BYTES_MAX:
             return work(*args, **options)
         return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*args, **options))
 
     def close(self) -> None:
-        """Take nothing more; what runs is not waited for."""
+        """Stop the thread without waiting for running work."""
         self._thread.shutdown(wait=False, cancel_futures=True)

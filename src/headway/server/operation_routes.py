@@ -1,4 +1,4 @@
-"""Make HTTP routes of declared operations: read the parameters, call the operation, write its result."""
+"""Make HTTP routes from declared operations: parse the parameters, call the operation, encode its result."""
 
 import types
 import typing
@@ -12,24 +12,24 @@ import msgspec
 from headway.core.errors import Conflict, NotFound
 from headway.core.instants import isoformat
 from headway.operations.caller import Caller
-from headway.operations.verbs import Group, Parameter, Verb, fields_of, verbs_of
+from headway.operations.verbs import OperationGroup, Parameter, Verb, fields_of, verbs_of
 from headway.server.web import BODY_BYTES_MAX, BULK_BYTES_MAX, Answer, Call, Handler, Param, Route, etag_of
 from headway.wire import schemas
 from headway.wire.base import EXAMPLES, Page
 
-ITEM_BYTES: Final = 1_024  # Of an item of a list as JSON, about.
+ITEM_BYTES: Final = 1_024  # The approximate size of a list item as JSON.
 _NOTHING: Final = {type(None), msgspec.UnsetType}
 
 
 def routes_of(
-    group: type[Group], tag: str, changes: Mapping[str, Mapping[str, Any]] | None = None
+    group: type[OperationGroup], tag: str, changes: Mapping[str, Mapping[str, Any]] | None = None
 ) -> tuple[Route, ...]:
-    """Return the routes of a group of operations; `changes`, by operation id, are for what only HTTP has."""
+    """Return the routes of a group of operations; `changes`, by operation id, add what only HTTP has."""
     routes = [route for declared in verbs_of(group) for route in _routes(group, declared, tag)]
     return tuple(replace(route, **(changes or {}).get(route.handler.__name__, {})) for route in routes)
 
 
-def _routes(group: type[Group], declared: Verb, tag: str) -> Iterator[Route]:
+def _routes(group: type[OperationGroup], declared: Verb, tag: str) -> Iterator[Route]:
     route = _route(group, declared, tag)
     yield route
     for path, id in declared.aliases.items():
@@ -39,7 +39,7 @@ def _routes(group: type[Group], declared: Verb, tag: str) -> Iterator[Route]:
         )
 
 
-def _route(group: type[Group], declared: Verb, tag: str) -> Route:
+def _route(group: type[OperationGroup], declared: Verb, tag: str) -> Route:
     body = declared.placed("body")
     return Route(
         method=declared.method,
@@ -68,7 +68,7 @@ def _answers(declared: Verb) -> dict[int, Any]:
     return answers
 
 
-def _handler(group: type[Group], declared: Verb, body_kind: Any, id: str) -> Handler:
+def _handler(group: type[OperationGroup], declared: Verb, body_kind: Any, id: str) -> Handler:
     instants = {param.name for param in map(_query_param, declared.in_query) if param.kind == "instant"}
     struct = declared.body_struct
     in_path, in_query, in_headers = declared.placed("path"), declared.in_query, declared.placed("header")
@@ -96,7 +96,7 @@ def _handler(group: type[Group], declared: Verb, body_kind: Any, id: str) -> Han
 
 
 async def _encoded(call: Call, answer: Answer) -> Answer:
-    """Encode the items of a long answer one by one, beside the loop."""
+    """Encode the items of a long response one by one, outside the event loop."""
     items = getattr(answer.body, "items", None)
     if not isinstance(items, list):
         return answer
@@ -122,7 +122,7 @@ def _answer(declared: Verb, caller: Caller, result: Any) -> Answer:
 
 
 def _plain(kind: Any) -> tuple[Any, list[msgspec.Meta]]:
-    """Take an annotation apart: the type without None and UNSET, and its notes, the outermost first."""
+    """Split an annotation into the type without None and UNSET, and its metadata, the outermost first."""
     notes: list[msgspec.Meta] = []
     while True:
         if get_origin(kind) is typing.Annotated:
@@ -139,7 +139,7 @@ def _note(notes: list[msgspec.Meta], name: str) -> Any:
 
 
 def params_of(filters: type[msgspec.Struct], *names: str) -> tuple[Param, ...]:
-    """Return some fields of filters as parameters of the query of a route that is not an operation."""
+    """Return some fields of filters as query parameters, for a route that is not an operation."""
     return tuple(_query_param(field) for field in fields_of(filters) if field.name in names)
 
 
@@ -167,7 +167,7 @@ def _choices(kind: Any) -> tuple[str, ...]:
     return get_args(kind) if get_origin(kind) is Literal else ()
 
 
-def _body_kind(group: type[Group], declared: Verb) -> Any:
+def _body_kind(group: type[OperationGroup], declared: Verb) -> Any:
     """Return the type of the body: the one parameter that is a struct, or a struct of all parameters."""
     parameters = declared.placed("body")
     if not parameters:

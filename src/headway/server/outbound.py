@@ -1,10 +1,11 @@
-"""Requests to addresses that others name: what may be said to whom, and how much may come back.
+"""Outbound requests to URLs from users, with protection against SSRF.
 
-Whoever may set a URL could have this process speak to what only it can reach: a database beside it, the metadata of
-its cloud, itself. So a host is resolved once, every one of its addresses is vetted, and the connection goes to exactly
-those: what the name leads to a moment later does not matter. A second look is taken at the socket itself, so nothing
-depends on two libraries reading a URL alike. Redirects are not followed, proxies of the environment not asked; an
-answer is its status code, and what else it says is read a little, so that the other side can finish, and forgotten.
+A user who may set a URL could make this process connect to hosts that only it can reach: a database beside it, the
+metadata service of its cloud, itself. So the host is resolved once, each of its addresses is checked, and the
+connection goes to exactly those: a later change of the name (DNS rebinding) has no effect. The socket factory checks
+the address again, so nothing depends on two libraries parsing a URL alike. Redirects are not followed, and proxies from
+the environment are not used. Only the status code of the response counts; a part of the body is read, so that the
+receiver can finish, and discarded.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 SEND_S_MAX: Final = 10.0
 READ_BYTES_MAX: Final = 64 * 1024
-READ_S_MAX: Final = 1.0  # The status is known by then, and more is not wanted.
+READ_S_MAX: Final = 1.0  # The status is known by then; nothing else is needed.
 RESOLVERS_MAX: Final = 32
 
 Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
@@ -39,7 +40,7 @@ Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendResult:
-    """What came of a request: a status code, or why there is none. `is_final`: another try would change nothing."""
+    """The outcome of a request: a status code, or why there is none. `is_final`: a retry would not help."""
 
     took_ms: int
     code: int | None = None
@@ -49,12 +50,12 @@ class SendResult:
 
     @property
     def is_good(self) -> bool:
-        """Say whether the other side has it."""
+        """Return whether the receiver accepted it."""
         return self.code is not None and 200 <= self.code < 300
 
 
 class Sender:
-    """Posts to URLs that were named by others. One for a process; `close` ends its threads."""
+    """Posts to URLs from users. One per process; `close` ends its threads."""
 
     def __init__(
         self,
@@ -67,14 +68,14 @@ class Sender:
     ) -> None:
         self._clock = clock
         self._allowed = Allowed.read(allow)
-        # Threads of its own: a name server that does not answer must not hold up whatever else needs a thread.
+        # Its own threads: a name server that does not answer must not block other users of the default executor.
         self._threads = ThreadPoolExecutor(RESOLVERS_MAX, thread_name_prefix="headway-resolver")
         self._resolve = resolve or self._ask_system
         self._trust = trust
         self._seconds_max = seconds_max
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> SendResult:
-        """Send a body to a checked URL. Whatever goes wrong is an answer, too."""
+        """Post a body to a checked URL. Failures are outcomes too; it does not raise."""
         await self._get_ready()
         began = self._clock.monotonic()
         code: int | None = None
@@ -96,12 +97,12 @@ class Sender:
         return SendResult(took_ms=took_ms, code=code, error=error, retry_after_s=wait_s, is_final=is_final)
 
     async def _get_ready(self) -> None:
-        """Import what sends, which takes long the first time: beside the loop, and before the time counts."""
+        """Import the HTTP client, which is slow the first time: in a thread, and before the timeout starts."""
         if "aiohttp" not in sys.modules:
             await asyncio.get_running_loop().run_in_executor(self._threads, import_module, "aiohttp")
 
     async def _exchange(self, url: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, int | None]:
-        import aiohttp  # Not needed by those who only check a URL, and slow to import.
+        import aiohttp  # Slow to import, and not needed to only check a URL.
 
         parts = urlsplit(url)
         assert parts.hostname is not None
@@ -118,7 +119,7 @@ class Sender:
             aiohttp.ClientSession(
                 connector=connector,
                 cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None),  # Ours is around all of it.
+                timeout=aiohttp.ClientTimeout(total=None),  # Our own timeout covers the whole request.
                 auto_decompress=False,
                 trust_env=False,
                 read_bufsize=READ_BYTES_MAX // 2,
@@ -149,12 +150,12 @@ class Sender:
         return [str(info[4][0]) for info in found]
 
     def close(self) -> None:
-        """Ask for no more names."""
+        """End the resolver threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _pinned(addresses: tuple[IPAddress, ...]) -> "aiohttp.abc.AbstractResolver":
-    """Make a resolver that knows the vetted addresses and nothing else, whatever it is asked for."""
+    """Make a resolver that returns the checked addresses for any name."""
     from aiohttp.abc import AbstractResolver, ResolveResult
 
     class Pinned(AbstractResolver):
@@ -174,21 +175,21 @@ def _pinned(addresses: tuple[IPAddress, ...]) -> "aiohttp.abc.AbstractResolver":
             ]
 
         async def close(self) -> None:
-            """There is nothing to close."""
+            """Do nothing: there is nothing to close."""
 
     return Pinned()
 
 
 def _socket(info: tuple[Any, ...], addresses: tuple[IPAddress, ...]) -> socket.socket:
-    """Make the socket for a connection, and none for an address that was not vetted."""
+    """Create the socket for a connection; raise an error for an address that was not checked."""
     family, kind, protocol, _, place = info
     if ipaddress.ip_address(place[0]) not in addresses:
-        raise NotAllowed("the host leads to an address to which nothing is sent: not vetted")
+        raise NotAllowed("the host resolves to an address to which nothing is sent: not checked")
     return socket.socket(family, kind, protocol)
 
 
 async def _drain(response: "aiohttp.ClientResponse") -> None:
-    """Let the other side say a little, so that it can finish in peace; none of it is kept."""
+    """Read and discard a part of the body, so that the receiver can finish normally."""
     import aiohttp
 
     left = READ_BYTES_MAX
@@ -207,21 +208,21 @@ def _is_literal(url: str) -> bool:
 
 
 def _describe(problem: Exception) -> str | None:
-    """Say what went wrong in words that tell nothing of the network behind; None for a mistake of ours."""
+    """Describe an error without details of the internal network; None for a bug of ours."""
     import aiohttp
 
     match problem:
         case socket.gaierror():
-            return "the name of the host is not known"
+            return "the host name cannot be resolved"
         case aiohttp.ClientConnectorCertificateError():
-            return "the certificate of the host cannot be trusted"
+            return "the TLS certificate of the host is not trusted"
         case aiohttp.ClientSSLError() | ssl.SSLError():
-            return "no secure connection could be made"
+            return "the TLS handshake failed"
         case aiohttp.ServerDisconnectedError():
-            return "the connection was closed without an answer"
+            return "the connection was closed without a response"
         case aiohttp.ClientResponseError() | aiohttp.ClientPayloadError():
-            return "the answer was no HTTP"
-        case aiohttp.ClientOSError():  # Its own words name addresses.
+            return "the response was not valid HTTP"
+        case aiohttp.ClientOSError():  # Its own message contains addresses.
             return os.strerror(problem.errno).lower() if problem.errno else "no connection could be made"
         case OSError():
             return str(problem) or "no connection could be made"

@@ -1,4 +1,4 @@
-"""Find the routes of a path."""
+"""Match a path to its routes."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,7 +9,7 @@ from headway.server.web import Route
 
 
 class Paths:
-    """Finds the routes of a path: at once where it is fixed, else by trying those with parameters in turn."""
+    """Finds the routes of a path: by lookup if it is fixed, else by trying those with parameters in order."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         by_path: dict[str, dict[str, Route]] = {}
@@ -17,7 +17,7 @@ class Paths:
             by_path.setdefault(route.path, {})[route.method] = route
         self._fixed = {path: methods for path, methods in by_path.items() if "{" not in path}
         with_parameters = [path for path in by_path if "{" in path]
-        # A name with slashes in it fits nearly everything, so it comes last.
+        # A parameter that may contain slashes matches nearly everything, so it comes last.
         with_parameters.sort(key=lambda path: ":path}" in path and path.endswith("}"))
         self._patterns = [(compile_path(path)[0], by_path[path]) for path in with_parameters]
 
@@ -25,7 +25,7 @@ class Paths:
         """Return the routes of a request by method, and the parameters in its path."""
         path = path_of(scope)
         if not path and scope.get("root_path"):
-            path = "/"  # As people write the address of something that is mounted.
+            path = "/"  # People leave out the slash after the prefix of a mounted app.
         routes = self._fixed.get(path)
         if routes is not None:
             return routes, {}
@@ -36,6 +36,6 @@ class Paths:
 
 
 def path_of(scope: Scope) -> str:
-    """Return the path below where we are mounted."""
+    """Return the path below the mount point."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))

@@ -1,8 +1,8 @@
-"""Reverse proxies: whose word about a client's address counts (`trusted_proxies`), and what shows that one was there.
+"""Reverse proxies: which of them may state the address of a client (`trusted_proxies`), and how to detect one.
 
-Anybody can write `X-Forwarded-For`. It is read only where the connection itself comes from a trusted proxy, and from
-its right end: each proxy appends the address it was connected from, so the first one that is not a trusted proxy is
-the client. What stands to the left of it may be invented.
+Any client can send `X-Forwarded-For`. It is read only if the connection itself comes from a trusted proxy, and from its
+right end: each proxy appends the address of its peer, so the first one that is not a trusted proxy is the client.
+Anything to the left of it may be forged.
 """
 
 import ipaddress
@@ -19,12 +19,12 @@ _FORWARDING: Final = frozenset(
 
 
 def is_forwarded(headers: Mapping[bytes, bytes]) -> bool:
-    """Say whether a header shows that a proxy passed this request on for somebody else."""
+    """Return whether a header shows that a proxy forwarded this request."""
     return not _FORWARDING.isdisjoint(headers) or any(name.startswith(b"x-forwarded-") for name in headers)
 
 
 class TrustedProxies:
-    """The networks whose hosts may say for whom they ask."""
+    """The networks of trusted proxies."""
 
     def __init__(self, networks: Iterable[str]) -> None:
         self._networks = tuple(ipaddress.ip_network(network) for network in networks)
@@ -37,7 +37,7 @@ class TrustedProxies:
         said = b",".join(value for name, value in headers if name == b"x-forwarded-for").decode("latin-1")
         for hop in reversed(said.split(",")[-HOPS_MAX:]):
             address = _read(hop)
-            if address is None:  # Not written by a proxy that we know: what is left of it counts no more.
+            if address is None:  # Not written by a trusted proxy: ignore everything to the left.
                 break
             peer = str(address)
             if not self._trusts(peer):
@@ -50,7 +50,7 @@ class TrustedProxies:
 
 
 def _read(text: str) -> _Address | None:
-    """Read an address as proxies write it, perhaps with a port."""
+    """Parse an address as proxies write it, with or without a port."""
     text = text.strip()
     if text.startswith("["):
         text = text[1:].partition("]")[0]

@@ -1,4 +1,4 @@
-"""What a request is refused with: one table from errors to HTTP statuses."""
+"""Refusals: one table from exceptions to HTTP statuses."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -11,18 +11,18 @@ from headway.core.errors import (
     HeadwayError,
     LeaseLost,
     NotFound,
+    RequestTooLarge,
     ScheduleChanged,
     SchemaMismatch,
     StoreFull,
     StoreReadOnly,
     StoreUnavailable,
     TaskNotFound,
-    TooMuch,
 )
 
 
 class Refused(HeadwayError):
-    """The request cannot be answered; `status`, `code` and the message say why, `hint` what to do instead."""
+    """The request is refused; `status`, `code` and the message say why, `hint` says what to do instead."""
 
     def __init__(
         self, status: int, code: str, message: str, hint: str | None = None, headers: Mapping[str, str] | None = None
@@ -34,7 +34,7 @@ class Refused(HeadwayError):
         self.headers = dict(headers or {})
 
 
-# One table from exception to answer; the first that fits counts. Nothing else becomes an answer but an internal error.
+# From exception to response; the first match counts. Any other exception is an internal error.
 _ANSWERS: Final[tuple[tuple[type[HeadwayError], int, str, Mapping[str, str]], ...]] = (
     (TaskNotFound, 404, "unknown_task", {}),
     (NotFound, 404, "not_found", {}),
@@ -42,7 +42,7 @@ _ANSWERS: Final[tuple[tuple[type[HeadwayError], int, str, Mapping[str, str]], ..
     (ScheduleChanged, 412, "changed", {}),
     (DuplicateKey, 409, "duplicate_key", {}),
     (Conflict, 409, "conflict", {}),
-    (TooMuch, 422, "too_much", {}),
+    (RequestTooLarge, 422, "too_much", {}),
     (DefinitionError, 422, "invalid", {}),
     (LeaseLost, 409, "lease_lost", {}),
     (StoreFull, 507, "store_full", {"Retry-After": "30"}),
@@ -50,20 +50,20 @@ _ANSWERS: Final[tuple[tuple[type[HeadwayError], int, str, Mapping[str, str]], ..
     (StoreUnavailable, 503, "store_unavailable", {"Retry-After": "1"}),
     (SchemaMismatch, 503, "schema_mismatch", {"Retry-After": "30"}),
 )
-# What may be told to anybody about these; their own messages may name hosts.
+# Public messages for these; their own messages may contain host names.
 _PUBLIC_WORDS: Final = {
-    "store_full": "the store has no room left and nothing was written; an operator has to free space on its disk",
+    "store_full": "the store is full and nothing was written; an operator has to free space on its disk",
     "store_read_only": (
-        "the store is read-only and nothing was written; reads work, and writes do when an operator has ended that,"
+        "the store is read-only and nothing was written; reads work; writes work again when an operator has ended that,"
         " or the fail-over is over"
     ),
-    "store_unavailable": "the store does not answer and the outcome is not known: repeat it with the same key",
+    "store_unavailable": "the store does not answer and the outcome is unknown: repeat the request with the same key",
     "schema_mismatch": "the database has another schema than this program; an operator has to run `headway migrate`",
 }
 
 
 def refusal_of(error: HeadwayError) -> Refused | None:
-    """Say as an answer what an error means; None when it is a mistake of ours."""
+    """Return the refusal for an exception; None if it is a bug of ours."""
     if isinstance(error, Refused):
         return error
     for kind, status, code, headers in _ANSWERS:

@@ -1,4 +1,4 @@
-"""What the routes of one process share."""
+"""The services that the routes of one process share."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -14,15 +14,15 @@ from headway.operations.metrics import Metrics
 from headway.operations.task_catalogue import TaskCatalogue
 from headway.server.auth import Authenticator
 from headway.server.fanout import Fanout
-from headway.server.offload import Offload
-from headway.server.quotas import Quotas
+from headway.server.offload import ThreadOffload
+from headway.server.quotas import TenantQuotas
 from headway.server.web import Route
 from headway.server.webhook_sender import Deliverer
 
 
 @dataclass(slots=True, kw_only=True)
 class Services:
-    """Everything that a request may need. `wiring` makes it of a store; its loops run while the API does."""
+    """Everything that a request may need. `wiring` builds it from a store; its loops run while the API does."""
 
     caller_of: Callable[[Principal, str], Caller]
     watch: Callable[[Callable[[str], None]], Awaitable[WakeUps]]
@@ -30,8 +30,8 @@ class Services:
     sessions: BrowserSessions
     fanout: Fanout
     auth: Authenticator
-    quotas: Quotas
-    offload: Offload
+    quotas: TenantQuotas
+    offload: ThreadOffload
     tasks: TaskCatalogue
     reader: JobReader
     names: NodeNames

@@ -1,4 +1,4 @@
-"""What every route of the API is made of: a call that has been checked, an answer, and the table of errors.
+"""Building blocks of routes: the checked request (`Call`), the response (`Answer`) and the route table.
 
 A module of routes lists them as data:
 
@@ -6,8 +6,8 @@ A module of routes lists them as data:
         Route("GET", "/api/queues", list_queues, role="viewer", summary="List queues", query=(...), answers={200: …}),
     )
 
-and each handler is `async def handler(call: Call) -> Answer`. The same table makes the router, the checks (who may,
-which parameters exist, what a body may be) and /openapi.json, so that none of them says something else than the others.
+and each handler is `async def handler(call: Call) -> Answer`. The router, the checks (role, parameters, body) and
+/openapi.json are all made from this table, so that they cannot differ.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ from headway.core.instants import Instant, parse_instant
 from headway.core.settings import Settings
 from headway.operations.caller import Caller, Principal
 from headway.server.json_bodies import VALUES_MAX, read_json_strictly
-from headway.server.offload import SMALL_BYTES_MAX, Offload
+from headway.server.offload import SMALL_BYTES_MAX, ThreadOffload
 from headway.server.refusals import Refused
-from headway.wire.base import PAGE_DEFAULT, PAGE_MAX
+from headway.wire.base import PAGE_DEFAULT
 
 BODY_BYTES_MAX: Final = 1 << 20
 BULK_BYTES_MAX: Final = 16 << 20
@@ -57,12 +57,8 @@ class Param:
     example: Any = None
 
 
-LIMIT: Final = Param("limit", "how many at most", "int", low=1, high=PAGE_MAX, example=50)
-CURSOR: Final = Param("cursor", "`next_cursor` of the page before")
-
-
 class Answer(msgspec.Struct, frozen=True):
-    """What is sent back. `body` is anything that msgspec can write, or text of another type."""
+    """A response. `body` is anything that msgspec can encode, or text of another content type."""
 
     body: Any = None
     status: int = 200
@@ -76,7 +72,7 @@ Handler = Callable[["Call"], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One operation of the API. `role` None is for everybody, also without a credential."""
+    """One operation of the API. With the role None it needs no credential."""
 
     method: str
     path: str
@@ -94,11 +90,11 @@ class Route:
     headers: tuple[str, ...] = ()
     is_stream: bool = False
     is_deprecated: bool = False
-    media_type: str = ""  # Of an answer that is neither JSON nor a stream.
+    media_type: str = ""  # The content type of a response that is neither JSON nor a stream.
 
 
 class Call(msgspec.Struct):
-    """A request that has been let in: who asks, for what, with which values."""
+    """An admitted request: the principal, the route and the parameters."""
 
     request: Request
     route: Route
@@ -113,40 +109,40 @@ class Call(msgspec.Struct):
 
     @property
     def query(self) -> dict[str, Any]:
-        """The parameters that were given, read and within their bounds."""
+        """The given parameters, parsed and checked."""
         if self._values is None:
             self._values = _read_query(self.request, self.route)
         return self._values
 
     def path(self, name: str) -> str:
-        """Return a part of the path."""
+        """Return a path parameter."""
         text: str = self.request.path_params[name]
         if len(text) > TEXT_LENGTH_MAX or not text.isprintable():
             raise Refused(404, "not_found", "not found: it does not exist or belongs to another tenant")
         return text
 
     def accepts(self, media_type: str) -> bool:
-        """Say whether the caller names this type among those that it would like."""
+        """Return whether the Accept header names this type."""
         headers = self.request.scope["headers"]
         return b"accept" in headers_of(self.request.scope) and any(
             name == b"accept" and media_type.encode() in value for name, value in headers
         )
 
     def page(self, form: re.Pattern[str] | None = None) -> tuple[int, str | None]:
-        """Return limit and cursor; refuse a cursor that is not of this form."""
+        """Return limit and cursor; refuse a cursor that does not have this form."""
         cursor = self.query.get("cursor")
         if cursor is not None and form is not None and not form.fullmatch(cursor):
-            raise Refused(422, "invalid", "cursor must be the `next_cursor` of the page before")
+            raise Refused(422, "invalid", "cursor must be the `next_cursor` of the previous page")
         return self.query.get("limit", PAGE_DEFAULT), cursor
 
     # --- the body
 
     async def body(self, kind: type[T]) -> T:
-        """Read the body as this type; `Refused` names the field that is wrong."""
+        """Parse the body as this type; `Refused` names the wrong field."""
         return convert(await self.json(), kind)
 
     async def json(self) -> Any:
-        """Read the body as JSON, strictly; an absent one is an empty object where it may be absent."""
+        """Parse the body as JSON, strictly; a missing optional body is an empty object."""
         headers = self.request.headers
         if (
             not self.route.body_is_optional
@@ -161,38 +157,38 @@ class Call(msgspec.Struct):
         if length <= SMALL_BYTES_MAX:
             data = await read_body(self.request, limit)
             return {} if not data and self.route.body_is_optional else read_json_strictly(data)
-        offload: Offload = self.services.offload
+        offload: ThreadOffload = self.services.offload
         with self.services.quotas.body(self.principal, length):
             data = await read_body(self.request, limit)
             most = VALUES_MAX if limit <= BODY_BYTES_MAX else BULK_VALUES_MAX
             return await offload.take_turn(self.principal.holder, len(data), read_json_strictly, data, most)
 
-    # --- who
+    # --- the caller
 
     @property
     def tenant(self) -> str | None:
-        """The one tenant that the caller may see; None for all."""
+        """The only tenant that the caller sees; None for all."""
         return self.principal.one_tenant
 
     def need_all_tenants(self) -> None:
-        """Refuse a caller of one tenant what concerns all of them."""
+        """Refuse a caller that sees one tenant only."""
         if self.tenant is not None:
             raise Refused(403, "forbidden", "this concerns all tenants; a token for all of them is needed")
 
     @property
     def origin(self) -> str:
-        """Where the request comes from, for the trail."""
+        """The origin of the request, for the audit log."""
         return self.request.client.host if self.request.client else ""
 
     @property
     def caller(self) -> Caller:
-        """Who calls the operations."""
+        """The caller of the operations."""
         caller: Caller = self.services.caller_of(self.principal, self.origin)
         return caller
 
 
 def convert(value: Any, kind: type[T]) -> T:
-    """Make a value of this type; say which field is wrong, and how."""
+    """Convert a value to this type; an error names the wrong field and the reason."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -202,7 +198,7 @@ def convert(value: Any, kind: type[T]) -> T:
 
 
 def _announced(request: Request) -> int:
-    """Return how long a body will be; without a length it may be as long as any."""
+    """Return the length of the body; without Content-Length, the maximum."""
     length = request.headers.get("content-length")
     if length is None:
         return BULK_BYTES_MAX if "transfer-encoding" in request.headers else 0
@@ -210,7 +206,7 @@ def _announced(request: Request) -> int:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """Read the body, never more than the limit."""
+    """Read the body, up to the limit."""
     length = request.headers.get("content-length", "0")
     too_large = Refused(413, "too_large", f"the body may have at most {limit:,} bytes")
     if not length.isdecimal() or int(length[:18]) > limit:
@@ -225,7 +221,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     except TimeoutError:
         raise Refused(408, "too_slow", f"the body did not arrive within {BODY_S_MAX:g} seconds") from None
     except ClientDisconnect:
-        raise Refused(400, "cut_off", "the connection ended before the body did") from None  # Nobody hears it.
+        raise Refused(400, "cut_off", "the connection ended before the body did") from None  # No client receives it.
     return bytes(data)
 
 
@@ -244,9 +240,9 @@ def _read_params(request: Request, known: Mapping[str, Param]) -> dict[str, Any]
     for name, text in request.query_params.multi_items():
         if name not in known:
             names = ", ".join(sorted(known)) or "none"
-            raise Refused(422, "unknown_parameter", f"no parameter is named {name[:80]!r}; known are {names}")
+            raise Refused(422, "unknown_parameter", f"unknown parameter {name[:80]!r}; known are {names}")
         if name in values:
-            raise Refused(422, "duplicate_name", f"{name} is there twice")
+            raise Refused(422, "duplicate_name", f"{name} is given twice")
         values[name] = _read_param(known[name], text)
     return values
 
@@ -279,7 +275,7 @@ def _read_instant(name: str, text: str) -> Instant:
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
-    """Return the headers of a request by their names in small letters; of several with one name the last."""
+    """Return the headers of a request by lowercase name; of repeated headers the last."""
     known: dict[bytes, bytes] | None = scope.get("headway.headers")
     if known is None:
         known = scope["headway.headers"] = dict(scope["headers"])
@@ -287,12 +283,12 @@ def headers_of(scope: Scope) -> dict[bytes, bytes]:
 
 
 def etag_of(facts: Any) -> str:
-    """Make an ETag of what stays the same until something changes; weak, since what passes with time is left out."""
+    """Make an ETag from facts that change only with the resource; weak, since relative times are left out."""
     return f'W/"{hashlib.blake2b(answer_json(facts), digest_size=9).hexdigest()}"'
 
 
 def answer_json(value: Any) -> bytes:
-    """Write a value as JSON; nothing is written as nothing, and what is written already stays."""
+    """Encode a value as JSON; None becomes an empty body, and bytes are returned unchanged."""
     if isinstance(value, bytes):
         return value
     return b"" if value is None else msgspec.json.encode(value)

@@ -1,8 +1,8 @@
 """The message about the end of a job, and its signature.
 
-Messages follow the Standard Webhooks rules, so that any library for them can verify one: `webhook-id` is the same for
-every try, `webhook-timestamp` is when this try was made, and `webhook-signature` has one signature for each secret that
-counts, over id, timestamp and body.
+Messages follow the Standard Webhooks specification, so that any library for it can verify them: `webhook-id` is the
+same for every attempt, `webhook-timestamp` is the time of this attempt, and `webhook-signature` has one signature for
+each valid secret, over id, timestamp and body.
 """
 
 import base64
@@ -23,20 +23,20 @@ CONTENT_TYPE: Final = "application/json"
 
 
 def job_message(event: str, job: Job) -> bytes:
-    """Write the message about a job that has ended. It says the same whenever it is written."""
+    """Build the message about a finished job. It is the same whenever it is built."""
     ended = job.finished_at or job.updated_at
-    data = job_of(job, ended, with_traceback=False)  # Code and paths are not for everybody who receives webhooks.
+    data = job_of(job, ended, with_traceback=False)  # Receivers of webhooks must not see code and paths.
     return msgspec.json.encode({"type": event, "timestamp": stamp(ended), "data": data})
 
 
 def trial_message(event: str, delivery: Delivery) -> bytes:
-    """Write a message about nothing, which is only to arrive."""
+    """Build a test message."""
     data = {"endpoint": delivery.endpoint, "note": "a test; nothing has happened"}
     return msgspec.json.encode({"type": event, "timestamp": stamp(delivery.created_at), "data": data})
 
 
 def sign(message_id: str, seconds: int, body: bytes, secrets: Iterable[str]) -> str:
-    """Return the signatures of a message, one for each secret, with blanks between them."""
+    """Return the signatures of a message, one for each secret, separated by spaces."""
     content = f"{message_id}.{seconds}.".encode() + body
     return " ".join(f"v1,{_signature(secret, content)}" for secret in secrets)
 
@@ -47,7 +47,7 @@ def _signature(secret: str, content: bytes) -> str:
 
 
 def headers_for(message_id: str, now: Instant, body: bytes, secrets: Iterable[str]) -> dict[str, str]:
-    """Return the headers that go with a message."""
+    """Return the headers of a message."""
     seconds = now // SECOND
     return {
         "Content-Type": CONTENT_TYPE,

@@ -1,11 +1,11 @@
-"""The deliverer's tick: what ended is told, at least once, for a day if need be.
+"""The sender of webhooks: at-least-once delivery, with retries for up to a day.
 
-A due delivery is taken for a minute and sent; the answer decides whether it is over or when it is due again. Any number
-of processes do this side by side. If one dies after sending and before writing that down, the minute runs out and the
-message is sent again, under the same id: receivers recognise it by `webhook-id`.
+The tick claims a due delivery for a minute and sends it; the response decides whether it is finished or when it is due
+again. Any number of processes do this in parallel. If one dies after sending and before recording it, the claim expires
+and the message is sent again with the same id: receivers recognise it by `webhook-id`.
 
-One that hangs must not keep others waiting: of all that is under way, no target (scheme, host and port) and no endpoint
-gets more than its part, and what is due to those that have theirs is left alone until a place is free.
+To prevent head-of-line blocking by receivers that hang, each target (scheme, host and port) and each endpoint has a
+limited share of the messages in flight; further deliveries to it are not claimed until a place is free.
 """
 
 import asyncio
@@ -25,23 +25,23 @@ from headway.core.settings import Settings
 from headway.core.urls import check_url, target_of
 from headway.core.webhooks import Delivery, Endpoint, Outbox, Outcome
 from headway.operations.job_source import length_of
-from headway.server.offload import Offload
+from headway.server.offload import ThreadOffload
 from headway.server.outbound import Sender, SendResult
 from headway.server.webhook_messages import headers_for, job_message, trial_message
 from headway.wire.base import LISTED_BYTES_MAX
 
 CONCURRENCY: Final = 64
-CLAIM: Final = 4  # At a time: all of it may be for one host.
-TARGET_SHARE: Final = 8  # Of all that is under way, to one host.
-ENDPOINT_SHARE: Final = 24  # Callbacks of one tenant go to many hosts, and they all hang in a bad network.
-LEASE: Final = MINUTE  # Longer than a request can take, with the writing of its outcome.
+CLAIM: Final = 4  # Messages in flight; all of them may be for one host.
+TARGET_SHARE: Final = 8  # The share of one host in the messages in flight.
+ENDPOINT_SHARE: Final = 24  # Callbacks of one tenant go to many hosts, which may all hang.
+LEASE: Final = MINUTE  # Longer than a request and the recording of its outcome can take.
 PATIENCE: Final = DAY
 BACKOFF_FIRST: Final = 5 * SECOND
 BACKOFF_MOST: Final = 3 * HOUR
 BACKOFF_FACTOR: Final = 3
-BACKOFF_SPREAD: Final = 0.25  # Of the wait, to both sides.
+BACKOFF_SPREAD: Final = 0.25  # Jitter: a share of the wait, in both directions.
 RETRY_AFTER_MAX: Final = 3 * HOUR
-PAUSE: Final = MINUTE  # After this, what waits for a disabled endpoint is looked at again.
+PAUSE: Final = MINUTE  # Deliveries to a disabled endpoint are checked again after this.
 PRUNE_EVERY_S: Final = 60.0
 PRUNE_BATCH: Final = 500
 WRITE_TRIES: Final = 5
@@ -57,7 +57,7 @@ WAITING: Final = "WAITING"
 
 @dataclass(slots=True)
 class Counts:
-    """What this process has done since it began, for its metrics."""
+    """Counters of this process since it started, for its metrics."""
 
     delivered: int = 0
     failed: int = 0
@@ -67,14 +67,14 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a try makes of a delivery: its status, and the wait until the next try."""
+    """The result of an attempt: the status of the delivery, and the wait until the next attempt."""
 
     status: str
     delay: Duration | None = None
 
 
 def judge(answer: SendResult, *, tries: int, age: Duration, spread: float) -> Verdict:
-    """Decide what comes after a try, which was number `tries` of a message of that age."""
+    """Decide what follows attempt number `tries` of a message of that age."""
     if answer.is_good:
         return Verdict(DELIVERED)
     if answer.is_final or answer.code == GONE or age >= PATIENCE:
@@ -89,12 +89,12 @@ def judge(answer: SendResult, *, tries: int, age: Duration, spread: float) -> Ve
         most_part=1 + BACKOFF_SPREAD,
     )
     asked = min((answer.retry_after_s or 0) * SECOND, RETRY_AFTER_MAX)
-    # The last try is when the patience ends, not the one before it.
+    # The last attempt is at the end of the retry period, not before it.
     return Verdict(WAITING, max(SECOND, min(max(round(wait), asked), PATIENCE - age)))
 
 
 class Deliverer:
-    """Sends what is due. `tick` is run by a `Loop`, which `wake` wakes."""
+    """Sends due deliveries. A `Loop` runs `tick`; `wake` wakes it."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Deliverer:
         clock: Clock,
         *,
         sender: Sender | None = None,
-        offload: Offload | None = None,
+        offload: ThreadOffload | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self.counts = Counts()
@@ -112,7 +112,7 @@ class Deliverer:
         self._outbox = outbox
         self._feed = feed
         self._clock = clock
-        self._offload = offload or Offload()
+        self._offload = offload or ThreadOffload()
         self._sender = sender or Sender(clock, settings.webhook_allow)
         self._retention = settings.retention
         self._poll_s = settings.poll / SECOND
@@ -120,7 +120,7 @@ class Deliverer:
         self._prune_at = clock.monotonic()
 
     async def tick(self) -> float:
-        """Begin with as much of what is due as there is room for; return the seconds until there may be more."""
+        """Start as many due deliveries as there are free places; return the seconds until there may be more."""
         await self._prune()
         sent = self._clock.monotonic()
         next_at, now = await self._outbox.next_due()
@@ -135,10 +135,10 @@ class Deliverer:
             await self._begin(claimed)
             if len(claimed) < room:
                 break
-        return self._poll_s  # Sooner when something ends, which makes room.
+        return self._poll_s  # Sooner if one finishes and frees its place.
 
     async def send_now(self, delivery: Delivery, endpoint: Endpoint, *, again: bool = True) -> Delivery:
-        """Try a claimed delivery once, and write down how it went; without `again` there is no other try."""
+        """Send a claimed delivery once and record the outcome; without `again` it is not retried."""
         url = self._url(delivery, endpoint)
         began = self._clock.now()
         answer = SendResult(took_ms=0, error="the URL cannot be used", is_final=True)
@@ -147,12 +147,12 @@ class Deliverer:
         return await self._settle(delivery, endpoint, answer, began=began, again=again)
 
     async def test(self, endpoint: Endpoint, url: str) -> Delivery:
-        """Send a test message to an endpoint, once, and return what came of it."""
+        """Send a test message to an endpoint, once, and return the outcome."""
         delivery = await self._outbox.add_test(endpoint, url, LEASE)
         return await self.send_now(delivery, endpoint, again=False)
 
     async def close(self) -> None:
-        """Let what is under way end, for a moment; what has no answer by then is sent again when its time is over."""
+        """Wait briefly for messages in flight; those without a response are sent again after their claim expires."""
         if self._under_way:
             await asyncio.wait(self._under_way, timeout=GOODBYE_S_MAX)
         left = list(self._under_way)
@@ -161,14 +161,10 @@ class Deliverer:
         await asyncio.gather(*left, return_exceptions=True)
         self._sender.close()
 
-    # --- what is under way
-
-    def under_way_to(self, target: str) -> int:
-        """Return how much is under way to one target."""
-        return sum(_target(delivery) == target for delivery in self._under_way.values())
+    # --- messages in flight
 
     def _busy(self) -> tuple[list[str], list[str]]:
-        """Return the endpoints and the targets for which another claim could be too much."""
+        """Return the endpoints and the targets that have no free place for another claim."""
         endpoints = Counter(delivery.endpoint for delivery in self._under_way.values())
         targets = Counter(_target(delivery) for delivery in self._under_way.values())
         return (
@@ -202,7 +198,7 @@ class Deliverer:
             else:
                 await self.send_now(delivery, endpoint)
         except (StoreUnavailable, StoreFull):
-            pass  # Nobody knows how it went, so it is due again when its time is over.
+            pass  # The outcome is unknown, so it is due again when the claim expires.
         except Exception as error:  # noqa: BLE001 - an unreadable row or a bug is a failed try, and ends no process
             emit(RequestFailed(node=self._clock.node, request_id=delivery.id, error=error))
             with contextlib.suppress(StoreError):
@@ -215,8 +211,8 @@ class Deliverer:
             headers = headers_for(delivery.id, now, body, endpoint.signing(now))
         except JobNotFound:
             return SendResult(took_ms=0, error="the job was deleted", is_final=True)
-        except (ValueError, TypeError, ArithmeticError, RecursionError):  # Nobody can read what somebody else wrote.
-            return SendResult(took_ms=0, error="the message cannot be written", is_final=True)
+        except (ValueError, TypeError, ArithmeticError, RecursionError):  # The stored row cannot be decoded.
+            return SendResult(took_ms=0, error="the message cannot be encoded", is_final=True)
         return await self._sender.post(url, body, headers)
 
     async def _body(self, delivery: Delivery) -> bytes:
@@ -233,13 +229,13 @@ class Deliverer:
             return await self._offload.run(length_of(job), job_message, delivery.event, job)
 
     def _url(self, delivery: Delivery, endpoint: Endpoint) -> str | None:
-        """Return where to send it: rows are written by triggers, so nothing has looked at the text before."""
+        """Return the checked URL: triggers write the rows, so the text was not checked before."""
         try:
             return check_url(endpoint.url or delivery.url)
         except DefinitionError:
             return None
 
-    # --- what comes of it
+    # --- outcomes
 
     async def _settle(
         self, delivery: Delivery, endpoint: Endpoint, answer: SendResult, *, began: Instant, again: bool
@@ -255,8 +251,8 @@ class Deliverer:
         outcome = Outcome(at=began, took_ms=answer.took_ms, code=answer.code, error=answer.error)
         recorded = await self._write(delivery, outcome, verdict)
         if recorded is not None and answer.code == GONE and not endpoint.is_callbacks:
-            with contextlib.suppress(NotFound):  # Somebody has just removed it.
-                await self._outbox.change(endpoint.id, is_on=False)  # It says that it wants nothing more, ever.
+            with contextlib.suppress(NotFound):  # It was just removed.
+                await self._outbox.change(endpoint.id, is_on=False)  # 410 Gone: the receiver wants no more messages.
         return recorded or delivery
 
     async def _write_mistake(self, delivery: Delivery, error: Exception) -> None:
@@ -270,7 +266,7 @@ class Deliverer:
         await self._write(delivery, outcome, Verdict(FAILED))
 
     async def _write(self, delivery: Delivery, outcome: Outcome, verdict: Verdict) -> Delivery | None:
-        """Write down how it went, also where the store is away for a moment: to send it twice is worse than to wait."""
+        """Record the outcome, with retries if the store is unavailable: sending twice is worse than waiting."""
         for left in reversed(range(WRITE_TRIES)):
             try:
                 recorded = await self._outbox.record(delivery, outcome, status=verdict.status, delay=verdict.delay)
@@ -300,7 +296,7 @@ class Deliverer:
 
 
 def _target(delivery: Delivery) -> str:
-    """Return whom it goes to; one with a URL that makes no sense goes to nobody."""
+    """Return the target of a delivery; one with an invalid URL has none."""
     try:
         return target_of(delivery.url)
     except ValueError:

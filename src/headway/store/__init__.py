@@ -5,7 +5,7 @@ store.ledger · store.work · store.housekeeping · store.leases · store.nodes 
 store.queue · store.schedules · store.bulk · store.erasure                      what producers and operators change
 store.jobs · store.statistics · store.failures · store.feed · store.metrics    what they read
 store.tokens · store.sessions · store.audit_log · store.webhooks                what the server keeps
-store.origin                                                                    detects a store restored from a backup
+store.restore_detection                                                         detects a store restored from a backup
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ from headway.store.ledger import StoreLedger
 from headway.store.metrics import StoreMetrics
 from headway.store.migrations import check_schema, migrate
 from headway.store.queue import StoreQueue
-from headway.store.restore_detection import StoreOrigin
+from headway.store.restore_detection import StoreRestoreDetection
 from headway.store.schedules import StoreSchedules
 from headway.store.sessions import StoreSessions
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection, SqliteDriver, path_of
@@ -64,7 +64,7 @@ class Store:
     erasure: StoreErasure
     bulk: StoreBulk
     failures: StoreFailures
-    origin: StoreOrigin
+    restore_detection: StoreRestoreDetection
 
     @classmethod
     def on(cls, driver: Driver, clock: Clock) -> "Store":
@@ -89,7 +89,7 @@ class Store:
             StoreErasure(driver),
             StoreBulk(driver, clock),
             StoreFailures(driver),
-            StoreOrigin(driver),
+            StoreRestoreDetection(driver),
         )
 
     @classmethod

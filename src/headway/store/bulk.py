@@ -14,7 +14,7 @@ from headway.core.errors import DefinitionError
 from headway.core.lifecycle import Status
 from headway.core.schedules import ScheduleSpec
 from headway.store.job_filter import JobFilter
-from headway.store.job_rows import job_row
+from headway.store.job_rows import insertion
 from headway.store.queue import (
     ERASED,
     cancel_in_line,
@@ -90,14 +90,14 @@ def _repeat(rows: Sequence[Row], clock: Clock) -> Transaction[dict[str, str]]:
         blocked_by = last.get(schedule) if is_exclusive else None
         if is_exclusive and schedule is not None:
             last[schedule] = new_id
-        waiting.append(job_row(repeated(row, new_id, exclusive=is_exclusive, blocked_by=blocked_by)))
+        waiting.append(repeated(row, new_id, exclusive=is_exclusive, blocked_by=blocked_by))
         reruns[row["id"]] = new_id
         size += len(row["args"])
         if size > _BYTES_AT_ONCE_MAX:
-            yield call("enqueue", jobs=as_json(waiting))
+            yield insertion(waiting)
             waiting, size = [], 0
     if waiting:
-        yield call("enqueue", jobs=as_json(waiting))
+        yield insertion(waiting)
     return reruns
 
 

@@ -18,7 +18,7 @@ from headway.core.events import StoreWentBack, emit
 from headway.core.instants import Duration, Instant
 from headway.core.json_values import JsonObject
 from headway.core.nodes import Lease, Node
-from headway.store.restore_detection import HeartbeatMemory, StoreOrigin
+from headway.store.restore_detection import HeartbeatMemory, StoreRestoreDetection
 from headway.store.transaction import Driver, Row, StatementCall, Transaction, as_json, call
 
 NODES_MAX: Final = 1_000
@@ -179,7 +179,7 @@ class StoreNodes:
     def __init__(self, driver: Driver, clock: Clock) -> None:
         self._driver = driver
         self._clock = clock
-        self._origin = StoreOrigin(driver)
+        self._restore_detection = StoreRestoreDetection(driver)
         self._memory = HeartbeatMemory()
         self._keep_at = float("-inf")
 
@@ -194,17 +194,17 @@ class StoreNodes:
         self._clock.observe(now, sent=sent)
         if is_lost or self._memory.is_lost(node.id, started, now):
             emit(StoreWentBack(node=node.id, seen=self._memory.seen))
-            await self._origin.note_lost()
+            await self._restore_detection.note_lost()
         self._memory.note(node.id, started, now)
-        await self._keep_origin()
+        await self._keep_marks()
         asked: str | None = rows[0]["asked"]
         return asked
 
-    async def _keep_origin(self) -> None:
+    async def _keep_marks(self) -> None:
         if self._clock.monotonic() >= self._keep_at:
             self._keep_at = self._clock.monotonic() + KEEP_EVERY_S
             with suppress(StoreError):  # The next heartbeat tries again.
-                await self._origin.keep()
+                await self._restore_detection.keep()
 
     async def ask(self, node_id: str, what: str) -> bool:
         """Ask a node for something; return False when it does not exist."""

@@ -1,71 +1,32 @@
 """Convert rows of the table `jobs` into jobs and claims, and new jobs into rows."""
 
-from collections.abc import Iterable
-from typing import Annotated, Any, Final, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
+from headway.core.constructors import attributes, constructor
 from headway.core.instants import DURATION_MAX, INSTANT_MAX, INSTANT_MIN, Duration, Instant
-from headway.core.jobs import Claimed, Job, NewJob
+from headway.core.jobs import Claimed, Job, JobFields, NewJob
 from headway.core.json_values import ARGS_BYTES_MAX
 from headway.core.lifecycle import ATTEMPT_MAX, Attempt, Backoff, Status
+from headway.store import job_columns
 from headway.store.statements import TEXT_BYTES_MAX
-from headway.store.transaction import Row, as_json
+from headway.store.transaction import Row, StatementCall, as_json, call
 
+T = TypeVar("T", bound=msgspec.Struct)
 ANY_SIZE: Final = 2**62  # In bytes; no text is larger.
 
 
-class JobRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A new job as a row of the statement `enqueue`; omitted fields are null there."""
-
-    id: str
-    tenant: str
-    task: str
-    queue: str
-    priority: int
-    max_attempts: int
-    exclusive: int
-    args: str
-    delay: Duration
-    key: str | None = None
-    schedule: str | None = None
-    occurrence_at: Instant | None = None
-    blocked_by: str | None = None
-    tags: str | None = None
-    options: str | None = None
-    metadata: str | None = None
-    parent: str | None = None
-    rerun_of: str | None = None
-    callback: str | None = None
-    expires: Duration | None = None
-    run_at: Instant | None = None
+# A new job as a row of the statement `enqueue`; what is None is left out, and null there.
+_NewRow: Final = msgspec.defstruct(
+    "_NewRow", [(name, Any, None) for name in job_columns.NEW], frozen=True, kw_only=True, omit_defaults=True
+)
 
 
-def job_row(job: NewJob) -> JobRow:
-    """Return a new job as a row."""
-    return JobRow(
-        id=job.id,
-        tenant=job.tenant,
-        task=job.task,
-        queue=job.queue,
-        priority=job.priority,
-        max_attempts=job.max_attempts,
-        exclusive=int(job.exclusive),
-        args=job.args,
-        delay=job.delay,
-        key=job.key,
-        schedule=job.schedule,
-        occurrence_at=job.occurrence_at,
-        blocked_by=job.blocked_by,
-        tags=as_json(job.tags) if job.tags else None,
-        options=_options(job.backoff, job.timeout),
-        metadata=job.metadata,
-        parent=job.parent,
-        rerun_of=job.rerun_of,
-        callback=job.callback,
-        expires=job.expires,
-        run_at=job.run_at,
-    )
+def insertion(jobs: Iterable[NewJob]) -> StatementCall:
+    """Return the statement that inserts jobs."""
+    return call("enqueue", jobs=as_json([job_row(job) for job in jobs]))
 
 
 _Bounded: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=DURATION_MAX)]  # The store cannot hold more.
@@ -114,52 +75,51 @@ def read_tags(text: str | None) -> tuple[str, ...]:
         return ()
 
 
+job_row: Final = constructor(
+    _NewRow,
+    "job",
+    {
+        **attributes("job", job_columns.NEW),
+        **{name: f"int(job.{name})" for name in job_columns.FLAGS},
+        **{name: f"as_json(job.{name}) if job.{name} else None" for name in job_columns.LISTS},
+        "options": "options(job.backoff, job.timeout)",
+    },
+    as_json=as_json,
+    options=_options,
+)
+
+
+def _from_row(struct: type[T]) -> Callable[[Row, _Options], T]:
+    """Return a function that builds a struct from a row and its decoded options."""
+    names = [name for name in struct.__struct_fields__ if name in job_columns.ALL]
+    return constructor(
+        struct,
+        "row, options",
+        {
+            **{name: f"row['{name}']" for name in names},
+            **{name: f"row['{name}'] == 1" for name in names if name in job_columns.FLAGS},
+            **{name: f"read_tags(row['{name}'])" for name in names if name in job_columns.LISTS},
+            **{name: f"Status(row['{name}'])" for name in names if name in job_columns.STATUSES},
+            "backoff": "options.retry_backoff()",
+            "timeout": "options.timeout",
+        },
+        read_tags=read_tags,
+        Status=Status,
+    )
+
+
+_job: Final = _from_row(Job)
+_kept: Final = _from_row(JobFields)
+
+
 def read_job(row: Row) -> Job:
     """Read a job from a row."""
-    options = read_options(row["options"])
-    return Job(
-        id=row["id"],
-        task=row["task"],
-        status=Status(row["status"]),
-        tenant=row["tenant"],
-        queue=row["queue"],
-        priority=row["priority"],
-        args=row["args"],
-        created_at=row["created_at"],
-        run_at=row["run_at"],
-        max_attempts=row["max_attempts"],
-        attempt=row["attempt"],
-        failures=row["failures"],
-        version=row["version"],
-        key=row["key"],
-        tags=read_tags(row["tags"]),
-        schedule=row["schedule"],
-        occurrence_at=row["occurrence_at"],
-        blocked_by=row["blocked_by"],
-        node=row["node"],
-        lease_until=row["lease_until"],
-        ready_at=row["ready_at"],
-        started_at=row["started_at"],
-        finished_at=row["finished_at"],
-        updated_at=row["updated_at"],
-        cancel_requested_at=row["cancel_requested_at"],
-        progress=row["progress"],
-        reason=row["reason"],
-        result=row["result"],
-        error=row["error"],
-        backoff=options.retry_backoff(),
-        timeout=options.timeout,
-        metadata=row["metadata"],
-        detail=row["detail"],
-        parent=row["parent"],
-        rerun_of=row["rerun_of"],
-        parked=row["parked"],
-        expires_at=row["expires_at"],
-        reviewed_at=row["reviewed_at"],
-        exclusive=row["exclusive"] == 1,
-        callback=row["callback"],
-        company=row["company"],
-    )
+    return _job(row, read_options(row["options"]))
+
+
+def read_kept(row: Row) -> JobFields:
+    """Read what a rerun takes over from a job."""
+    return _kept(row, read_options(row["options"]))
 
 
 def read_listed_job(row: Row) -> Job:

@@ -15,13 +15,12 @@ from headway.core.clock import Clock
 from headway.core.errors import DefinitionError, InvalidSchedule, LeaseLost
 from headway.core.instants import DAY, INSTANT_MIN, MINUTE, Duration, Instant
 from headway.core.jobs import NewJob
-from headway.core.occurrences import Cursor, Decided, Decision, LiveJobs, Occurrence, Plan
+from headway.core.occurrences import Cursor, Decided, LiveJobs, Occurrence, Plan, PlannedDecision
 from headway.core.ports import Due, Fence, Shards
 from headway.core.schedule_names import ScheduleRef, schedule_name
 from headway.core.schedules import Pause, Revision, Schedule, ScheduleSpec
 from headway.core.tenants import DEFAULT_TENANT
 from headway.core.triggers import At
-from headway.store.job_rows import JobRow, job_row
 from headway.store.jobs import PAGE_MAX
 from headway.store.queue import cancel, insert
 from headway.store.transaction import ConstraintViolated, Driver, Row, Transaction, as_json, call
@@ -175,7 +174,7 @@ class Writer:
         else:
             refused = frozenset()
         occurrences: list[_OccurrenceRow] = []
-        jobs: list[JobRow] = []
+        jobs: list[NewJob] = []
         for plan_ in plans:
             last = plan_.live.last
             if plan_.replaces:
@@ -187,17 +186,17 @@ class Writer:
             yield from insert(jobs)
         return refused
 
-    def _add_rows(self, plan_: Plan, last: str | None, occurrences: list[_OccurrenceRow], jobs: list[JobRow]) -> None:
+    def _add_rows(self, plan_: Plan, last: str | None, occurrences: list[_OccurrenceRow], jobs: list[NewJob]) -> None:
         schedule = plan_.schedule
         for decision in plan_.decisions:
             job_id = None
             if decision.outcome is Decided.FIRED:
                 job_id = self._clock.new_id("job")
-                jobs.append(job_row(_occurrence_job(job_id, schedule, decision, last if decision.waits else None)))
+                jobs.append(_occurrence_job(job_id, schedule, decision, last if decision.waits else None))
                 last = job_id
             occurrences.append(self._occurrence_row(schedule, decision, job_id))
 
-    def _occurrence_row(self, schedule: Schedule, decision: Decision, job_id: str | None) -> _OccurrenceRow:
+    def _occurrence_row(self, schedule: Schedule, decision: PlannedDecision, job_id: str | None) -> _OccurrenceRow:
         return _OccurrenceRow(
             schedule=schedule.key,
             instant=decision.instant,
@@ -246,7 +245,7 @@ def job_of(job_id: str, schedule: Schedule, **more: Any) -> NewJob:
     )
 
 
-def _occurrence_job(job_id: str, schedule: Schedule, decision: Decision, blocked_by: str | None) -> NewJob:
+def _occurrence_job(job_id: str, schedule: Schedule, decision: PlannedDecision, blocked_by: str | None) -> NewJob:
     return job_of(job_id, schedule, run_at=decision.start_at, occurrence_at=decision.instant, blocked_by=blocked_by)
 
 
@@ -428,7 +427,7 @@ class StoreLedger:
         return pruned
 
     async def failing(self, least: int, limit: int = 50, *, tenant: str | None = None) -> list[tuple[ScheduleRef, int]]:
-        """Return the schedules with at least so many failures in a row, most first."""
+        """Return the schedules with at least this many consecutive failures, most first."""
         rows = await self._driver.fetch(call("failing", least=least, limit=limit, tenant=tenant))
         return [(_ref(row), row["failing"]) for row in rows]
 

@@ -24,7 +24,7 @@ from headway.core.jobs import EnqueuedRow, Job, NewJob
 from headway.core.lifecycle import Status
 from headway.core.schedules import ScheduleSpec
 from headway.core.validation import REASON_LENGTH_MAX, storable
-from headway.store.job_rows import ANY_SIZE, JobRow, job_row, read_job, read_options, read_tags
+from headway.store.job_rows import ANY_SIZE, insertion, read_job, read_kept
 from headway.store.jobs import StoreJobs
 from headway.store.transaction import Driver, Row, Rows, Transaction, as_json, call
 from headway.store.webhooks import ensure_callbacks
@@ -36,10 +36,10 @@ ERASED: Final = "erased"  # The reason of a job whose content was erased.
 _BYPASS_ROUNDS_MAX: Final = 10_000
 
 
-def insert(rows: Sequence[JobRow]) -> Transaction[Rows]:
+def insert(jobs: Sequence[NewJob]) -> Transaction[Rows]:
     """Insert jobs, and the callback endpoints that they need."""
-    yield from ensure_callbacks({row.tenant for row in rows if row.callback is not None})
-    return (yield call("enqueue", jobs=as_json(rows)))
+    yield from ensure_callbacks({job.tenant for job in jobs if job.callback is not None})
+    return (yield insertion(jobs))
 
 
 def enqueue(jobs: Sequence[NewJob], largest: int = ANY_SIZE) -> Transaction[list[EnqueuedRow]]:
@@ -54,7 +54,7 @@ def enqueue(jobs: Sequence[NewJob], largest: int = ANY_SIZE) -> Transaction[list
     yield from ensure_callbacks({job.tenant for job in jobs if job.callback is not None})
     found: dict[str, EnqueuedRow] = {}
     for start in range(0, len(jobs), ENQUEUE_STEP):
-        rows = yield call("enqueue", jobs=as_json([job_row(job) for job in jobs[start : start + ENQUEUE_STEP]]))
+        rows = yield insertion(jobs[start : start + ENQUEUE_STEP])
         for row in rows:
             found[row["id"]] = EnqueuedRow(row["id"], row["status"], row["created_at"], row["run_at"], True)
     if len(found) == len(jobs):
@@ -159,28 +159,10 @@ def review(job_ids: Sequence[str], event: str, author: str) -> Transaction[list[
 def repeated(
     row: Row, new_id: str, *, exclusive: bool, blocked_by: str | None = None, args: str | None = None
 ) -> NewJob:
-    """Return a rerun of a job, optionally with other arguments."""
-    options = read_options(row["options"])
-    return NewJob(
-        id=new_id,
-        task=row["task"],
-        args=row["args"] if args is None else args,
-        tenant=row["tenant"],
-        queue=row["queue"],
-        priority=row["priority"],
-        max_attempts=row["max_attempts"],
-        backoff=options.retry_backoff(),
-        timeout=options.timeout,
-        tags=read_tags(row["tags"]),
-        schedule=row["schedule"],
-        occurrence_at=row["occurrence_at"],
-        exclusive=exclusive,
-        blocked_by=blocked_by,
-        metadata=row["metadata"],
-        parent=row["parent"],
-        rerun_of=row["id"],
-        callback=row["callback"],
-    )
+    """Return a rerun of a job, optionally with other arguments. It has no key: that names the first one."""
+    kept = msgspec.structs.asdict(read_kept(row))
+    again = {**kept, "exclusive": exclusive, "blocked_by": blocked_by, "rerun_of": row["id"], "key": None}
+    return NewJob(id=new_id, task=row["task"], args=row["args"] if args is None else args, **again)
 
 
 def _retry(
@@ -206,9 +188,9 @@ def _retry(
         blocked_by = last_in_line((yield call("live_jobs", names=as_json([{"name": job.schedule}]))))
     new_id = clock.new_id("job")
     again = repeated(rows[0], new_id, exclusive=exclusive, blocked_by=blocked_by, args=args)
-    yield call("enqueue", jobs=as_json([job_row(again)]))
+    yield insertion([again])
     if not (yield from review([job.id], "reviewed", author)) and only_dead:
-        raise AlreadyFinal(f"{job_id} is no dead letter any more; somebody has dealt with it")
+        raise AlreadyFinal(f"{job_id} is no longer a dead letter: it was already retried or dropped")
     yield from record_events([(job.id, "retried", {"author": author, "job_id": new_id})])
     return new_id
 
@@ -244,7 +226,7 @@ class StoreQueue:
         """Insert jobs, all or none; they are durable when this returns. Leave out large results of earlier jobs."""
         # Without key and callback: one statement, one round trip.
         if len(jobs) == 1 and jobs[0].key is None and jobs[0].callback is None:
-            rows = await self._driver.fetch(call("enqueue", jobs=as_json([job_row(jobs[0])])))
+            rows = await self._driver.fetch(insertion(jobs))
             return [EnqueuedRow(row["id"], row["status"], row["created_at"], row["run_at"], True) for row in rows]
         return await self._driver.run(lambda: enqueue(jobs, largest)) if jobs else []
 

@@ -63,7 +63,7 @@ def signs(marks: Marks, present: Marks, outside: Instant | None) -> list[Sign]:
         last, known = (isoformat(at // 1_000_000 * 1_000_000) for at in (outside, marks[SEEN]))
         found.append(Sign(words=f"nodes wrote to it until {last}, and it knows of nothing after {known}"))
     if any(name in marks and name in present and marks[name] != present[name] for name in COPIED):
-        found.append(Sign(words="its tables were copied from another database, or made anew from a dump"))
+        found.append(Sign(words="its tables were copied from another database, or restored from a dump"))
     elif TIMELINE in marks and 0 < marks[TIMELINE] < present.get(TIMELINE, 0):
         words = f"its server was promoted or restored (timeline {present[TIMELINE]}, was {marks[TIMELINE]})"
         found.append(Sign(words=f"{words} while no node ran", is_sure=False))
@@ -86,7 +86,7 @@ def _raise_page(after: str) -> Transaction[tuple[str | None, int]]:
     return last, len(rows)
 
 
-class StoreOrigin:
+class StoreRestoreDetection:
     """The marks of one store, which identify where its rows came from."""
 
     def __init__(self, driver: Driver) -> None:

@@ -111,7 +111,7 @@ def _taken(ref: ScheduleRef, row: Row, author: Author) -> str | None:
     """Return who owns the schedule, if the author may not change it."""
     if row["removed_at"] is not None or row["owner"] == author.owner or author.take_over:
         return None
-    whose = f"the app {row['owner']!r}" if row["owner"] else "nobody's code (it was put by hand)"
+    whose = f"the app {row['owner']!r}" if row["owner"] else "no app or file (it was put by hand)"
     return f"schedule {str(ref)!r} belongs to {whose}; choose another name, or remove it first"
 
 
@@ -141,7 +141,7 @@ def _change(row: Row, spec: ScheduleSpec, author: Author, now: Instant) -> Trans
     else:
         if schedule.removed_at is None:
             schedule, live = yield from settle_past(schedule, now, author.clock)
-        elif schedule.pauses:  # It starts anew and keeps only its position.
+        elif schedule.pauses:  # It starts over and keeps only its position.
             yield from _clear_pauses(row)
             schedule = replace(schedule, version=schedule.version + 1, pauses=())
     yield from _revise([(schedule, spec, live)], author.owner, author.name, now)
@@ -168,7 +168,9 @@ def remove(
     try:
         schedule, live = yield from settle_past(read_schedule(row), now, author.clock)
     except DefinitionError as error:
-        raise InvalidSchedule(f"schedule {str(ref)!r} cannot be read ({error}); put it anew, then remove it") from None
+        raise InvalidSchedule(
+            f"schedule {str(ref)!r} cannot be decoded ({error}); put it again, then remove it"
+        ) from None
     yield from _revise([(schedule, None, live)], row["owner"], author.name, now)
     return True
 

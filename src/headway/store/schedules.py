@@ -23,7 +23,6 @@ from headway.core.triggers import After
 from headway.scheduling.planner import next_instant
 from headway.store import schedule_definitions as defining
 from headway.store.job_filter import escape_like
-from headway.store.job_rows import job_row
 from headway.store.jobs import PAGE_MAX
 from headway.store.ledger import (
     FOREVER,
@@ -134,7 +133,7 @@ def _trigger(ref: ScheduleRef, author: str, args: str | None, key: str | None, c
     blocked_by = yield from _make_room(schedule, live)
     job_id = clock.new_id("job")
     job = job_of(job_id, schedule, blocked_by=blocked_by, key=key)
-    if not (yield from insert([job_row(job)])):
+    if not (yield from insert([job])):
         raise DuplicateKey(f"key {key!r} was used at the same moment; try again")
     yield call("schedule_touch", key=schedule.key, version=schedule.version)
     yield from _event(schedule, ByHand.TRIGGERED, author=author, job_id=job_id)
@@ -230,7 +229,7 @@ def _backfill(
         last, jobs = (yield from _make_room(schedule, live)), []
         for key, instant in keys.items():
             job_id = clock.new_id("job")
-            jobs.append(job_row(job_of(job_id, schedule, blocked_by=last, occurrence_at=instant, key=key)))
+            jobs.append(job_of(job_id, schedule, blocked_by=last, occurrence_at=instant, key=key))
             last = job_id if schedule.spec.exclusive else None
         yield from insert(jobs)
         yield call("schedule_touch", key=schedule.key, version=schedule.version)
@@ -274,21 +273,10 @@ class StoreSchedules:
     ) -> list[str]:
         """Create or change up to `PUT_AT_ONCE` schedules in one transaction; return what was done with each.
 
-        What is another owner's is left alone; what is returned for it begins with `defining.REFUSED`.
+        Schedules of another owner are left alone; their outcome begins with `defining.REFUSED`.
         """
         by = Author(clock=self._clock, name=author, owner=owner, take_over=take_over, may_be_over=may_be_over)
         return await self._again_if_raced(lambda: defining.put_many(specs, by))
-
-    async def put_new(self, specs: dict[str, ScheduleSpec], *, owner: str = "", author: str = "") -> int:
-        """Create many schedules; skip names that exist. Return how many are new."""
-        by = Author(clock=self._clock, name=author, owner=owner)
-        wanted = {ScheduleRef(spec.tenant, name): spec for name, spec in specs.items()}
-
-        def begin() -> Transaction[int]:
-            now = (yield call("time"))[0]["now"]
-            return len((yield from defining.add(wanted, by, now)))
-
-        return await self._driver.run(begin)
 
     async def remove(
         self,

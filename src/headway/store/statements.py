@@ -14,9 +14,12 @@ SQL with `:name` placeholders. What differs between SQLite and PostgreSQL is a f
     {notify_ready} …                 what others should hear of after the commit, as `woke`: the driver tells them (a
                                      caller's own transaction does it itself); SQLite watches its data version instead
     {text} {bytewise}                text that sorts by its bytes, on every locale; a column read like that
+    {new_jobs}                       the rows of new jobs as `r`, see `job_columns.NEW`
+    {kept_columns} {kept_columns r.} the columns that a job keeps as they were given
+    {erased_columns}                 `tags = null, …` for every column with users' data
     {job_columns}                    every column of a job; a text with more than :largest bytes is null, and its name
                                      in `omitted`, so that a page of jobs is read without what makes them large
-    {next version} {next_attempt}    one more, if there is a larger number: a row that somebody has spoiled stops nobody
+    {next version} {next_attempt}    one more, unless that would overflow: a corrupt row must not stop others
     {bytes x} {bounded x}            how large a text is; the text, or an empty one where it is far too large
     {chosen} {fit}                   the row is a job that a filter chooses; one that can be retried, or cancelled
     {name_in x}                      the name of the schedule with the key x, see `schedule_names.schedule_key`
@@ -37,6 +40,7 @@ from importlib import resources
 from typing import Final
 
 from headway.core.lifecycle import ATTEMPT_MAX, Status
+from headway.store import job_columns
 
 _FRAGMENT: Final = re.compile(r"\{(\w+)(?: ([^{}]*))?\}")
 _ROWS: Final = re.compile(r"(\w+) as (\w+) \(([^)]*)\)\s*", re.DOTALL)
@@ -164,32 +168,32 @@ _FIT: Final = """\
       ))
     or (:verb = 'retry' and status = 'BLOCKED' and parked is not null))"""
 
-# Every column of headway_jobs, and which of them can be large; a test compares them with the table.
-_JOB_COLUMNS: Final = (
-    "id tenant task queue priority status run_at attempt failures max_attempts exclusive version lease_until node key"
-    " schedule occurrence_at blocked_by tags options created_at updated_at ready_at started_at finished_at"
-    " cancel_requested_at progress reason log_bytes parent rerun_of parked expires_at reviewed_at callback"
-    " company apart_for"
-).split()
-# How many bytes more than :largest they may have: lists omit arguments and results, and of the others only texts that
-# no worker wrote.
-_LARGE_COLUMNS: Final = {"args": 0, "result": 0, "error": 1 << 18, "metadata": 1 << 18, "detail": 1 << 18}
-
 
 def _job_columns(bytes_of: str) -> Fragment:
     """Return the fragment `job_columns`; `bytes_of` is the expression for the size of a text."""
 
     def render(table: str) -> str:
         is_large = {
-            name: f"{bytes_of.format(table + name)} > cast(:largest as bigint) + {more}"
-            for name, more in _LARGE_COLUMNS.items()
+            name: f"{bytes_of.format(table + name)} > cast(:largest as bigint) + {spare}"
+            for name, spare in job_columns.LARGE.items()
         }
-        large = [f"case when {is_large[name]} then null else {table}{name} end as {name}" for name in _LARGE_COLUMNS]
-        omitted = " || ".join(f"case when {is_large[name]} then '{name} ' else '' end" for name in _LARGE_COLUMNS)
-        return ", ".join([*(table + name for name in _JOB_COLUMNS), *large, f"{omitted} as omitted"])
+        read = [
+            f"case when {is_large[name]} then null else {table}{name} end as {name}"
+            if name in is_large
+            else table + name
+            for name in job_columns.ALL
+        ]
+        omitted = " || ".join(f"case when {large} then '{name} ' else '' end" for name, large in is_large.items())
+        return ", ".join([*read, f"{omitted} as omitted"])
 
     return render
 
+
+_NEW_JOBS: Final = "jobs as r (" + ", ".join(f"{name} {kind}" for name, kind in job_columns.TYPES.items()) + ")"
+_JOB_FRAGMENTS: Final[dict[str, Fragment]] = {
+    "kept_columns": lambda table: ", ".join(table + name for name in job_columns.KEPT),
+    "erased_columns": lambda _: ", ".join(f"{name} = null" for name in job_columns.ERASED),
+}
 
 # Newer versions of SQLite return the length of a text without reading it.
 _SQLITE_BYTES: Final = "octet_length({})" if sqlite3.sqlite_version_info >= (3, 43) else "length(cast({} as blob))"
@@ -207,6 +211,8 @@ SQLITE: Final = Dialect(
         "now_once": _fixed("headway_now()"),
         "view_now": _fixed(_SQLITE_WALL),
         "rows": _sqlite_rows,
+        "new_jobs": lambda _: _sqlite_rows(_NEW_JOBS),
+        **_JOB_FRAGMENTS,
         "list": lambda parameter: f"(select value from json_each(:{parameter}))",
         "jobs_of": lambda parameter: (
             f"(select * from headway_jobs where id in (select value from json_each(:{parameter}))) as job"
@@ -254,6 +260,8 @@ POSTGRES: Final = Dialect(
         "now_once": _fixed(f"(select {_POSTGRES_NOW})"),
         "view_now": _fixed(_POSTGRES_NOW),
         "rows": _postgres_rows,
+        "new_jobs": lambda _: _postgres_rows(_NEW_JOBS),
+        **_JOB_FRAGMENTS,
         "list": lambda parameter: f"(select json_array_elements_text(cast(:{parameter} as json)))",
         # Without the limit it would be a join, which reads all of a small table.
         "jobs_of": lambda parameter: (

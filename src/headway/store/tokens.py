@@ -1,6 +1,6 @@
 """API tokens, of which the store keeps only a hash.
 
-A token is 256 random bits, so a fast hash is safe: nobody can guess the token from its SHA-256, and a slow hash would
+A token is 256 random bits, so a fast hash is safe: its SHA-256 cannot be inverted by guessing, and a slow hash would
 slow down every request. A token is looked up by its hash, so a secret is never compared byte by byte.
 """
 

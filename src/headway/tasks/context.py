@@ -117,7 +117,7 @@ class Context:
 
     @property
     def attempt(self) -> int:
-        """The number of this attempt; the first is 1."""
+        """The number of this attempt. The first is 1, but may have been handed back before it began."""
         return self._claimed.attempt
 
     @property

@@ -1,9 +1,13 @@
 """The options of a job: queue, priority, key, delay and so on, with their checks."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any, Final
 
+import msgspec
+
+from headway.core import jobs
+from headway.core.constructors import attributes, constructor
 from headway.core.errors import HeadwayError, InvalidTask
 from headway.core.instants import (
     Duration,
@@ -12,30 +16,34 @@ from headway.core.instants import (
     parse_start,
     quote,
 )
-from headway.core.jobs import METADATA_BYTES_MAX, NewJob
+from headway.core.jobs import METADATA_BYTES_MAX, EnqueueOptions, NewJob
 from headway.core.json_values import encode_args
 from headway.core.lifecycle import Backoff
 from headway.core.tenants import check_tenant
 from headway.core.urls import check_url
-from headway.core.validation import ATTEMPTS_MAX, KEY_LENGTH_MAX, PRIORITY_MAX, check_int, check_name, check_tags
+from headway.core.validation import (
+    ATTEMPTS_MAX,
+    KEY_LENGTH_MAX,
+    PRIORITY_MAX,
+    TAGS_MAX,
+    check_int,
+    check_name,
+    check_tags,
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class TaskEnqueueOptions(EnqueueOptions, total=False):
+    """The options of `enqueue` in an app: also the caller's own transaction."""
+
+    tx: Any
+
+
+class Options(jobs.JobOptions, frozen=True, kw_only=True):
     """The options of one job, as far as they differ from its task's."""
 
-    queue: str = "default"
-    priority: int = 0
-    tenant: str = "default"
-    max_attempts: int = 1
-    backoff: Backoff | None = None
-    delay: int = 0
+    delay: Duration = 0
     at: Instant | None = None
-    key: str | None = None
-    tags: tuple[str, ...] = ()
-    timeout: Duration | None = None
     expires: Duration | None = None
-    metadata: str | None = None
     callback_url: str | None = None
     tx: Any = None
 
@@ -45,31 +53,15 @@ class Options:
         if unknown:
             raise InvalidTask(f"unknown option {min(unknown)[:40]!r}; known are {', '.join(_OPTION_READERS)}")
         read = {name: _OPTION_READERS[name](value) for name, value in given.items() if value is not None}
-        merged = replace(self, **read)
+        merged = msgspec.structs.replace(self, **read)
         if merged.delay and merged.at is not None:
             raise InvalidTask("delay and at exclude each other: say when in one way")
         return merged
 
     def new_job(self, job_id: str, task: str, args: Mapping[str, Any]) -> NewJob:
         """Make a checked job, ready to be enqueued."""
-        return NewJob(
-            id=job_id,
-            task=task,
-            args=encode_args(args),
-            tenant=self.tenant,
-            queue=self.queue,
-            priority=self.priority,
-            max_attempts=self.max_attempts,
-            backoff=self.backoff,
-            key=self.key,
-            tags=self.tags,
-            delay=self.delay,
-            run_at=self.at,
-            timeout=self.timeout,
-            expires=self.expires,
-            metadata=self.metadata,
-            callback=self.callback_url,
-        )
+        job: NewJob = _new_job(self, job_id, task, encode_args(args))
+        return job
 
     def to_dict(self) -> dict[str, Any]:
         """Return what differs from the defaults, for processes that do not have the task."""
@@ -90,6 +82,18 @@ class Options:
         return cls(**values, backoff=backoff)
 
 
+_new_job: Final = constructor(
+    NewJob,
+    "options, job_id, task, args",
+    {
+        **attributes("options", [*jobs.JobOptions.__struct_fields__, "delay", "expires"]),
+        "id": "job_id",
+        "task": "task",
+        "args": "args",
+        "run_at": "options.at",
+        "callback": "options.callback_url",
+    },
+)
 _WRITTEN: Final[dict[str, Callable[[Any], Any]]] = {
     "queue": lambda value: check_name(value, "queue"),
     "priority": int,
@@ -105,7 +109,7 @@ _OPTION_READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "delay": lambda value: parse_duration(value, what="delay"),
     "at": lambda value: parse_start(value, what="at"),
     "key": lambda value: check_name(value, "key", KEY_LENGTH_MAX),
-    "tags": check_tags,
+    "tags": lambda value: check_tags(_listed(value)),
     "timeout": lambda value: positive(value, "timeout"),
     "expires": lambda value: positive(value, "expires"),
     "metadata": lambda value: _metadata(value),
@@ -120,6 +124,12 @@ def positive(value: Any, what: str) -> Duration:
     if duration <= 0:
         raise InvalidTask(f"{what} must be longer than nothing, not {quote(value)}")
     return duration
+
+
+def _listed(value: Any) -> Any:
+    """Return an iterable of texts as a tuple; leave text and objects, which are not lists, to the check."""
+    is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+    return tuple(islice(value, TAGS_MAX + 1)) if is_list else value
 
 
 def _metadata(value: Any) -> str:

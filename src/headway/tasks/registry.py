@@ -1,8 +1,9 @@
 """The registry of an app: its tasks and the schedules that it declares, in code and in headway.toml."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+
+import msgspec
 
 from headway.core.errors import InvalidSchedule, InvalidTask, TaskNotFound
 from headway.core.instants import DurationLike, quote
@@ -105,7 +106,7 @@ class TaskRegistry(AppPort):
         policy, timeout = check_retry(options.get("retry")), options.get("timeout")
         defaults = Options().changed({name: options.get(name) for name in ("queue", "priority", "tenant", "expires")})
         if policy is not None:
-            defaults = replace(defaults, max_attempts=policy.max_attempts, backoff=policy.backoff)
+            defaults = msgspec.structs.replace(defaults, max_attempts=policy.max_attempts, backoff=policy.backoff)
 
         def register(callee: Callable[..., Any]) -> Task[..., Any]:
             check_function(callee)

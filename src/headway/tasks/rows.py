@@ -7,16 +7,16 @@ An option is a template over the row's arguments, a function of them, or a value
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, get_type_hints
 
 from headway.core.errors import DefinitionError, InvalidTask
 from headway.core.instants import quote
-from headway.core.jobs import NewJob
+from headway.core.jobs import EnqueueOptions, NewJob
 from headway.core.templates import Template, argument_text
 
 ROWS_MAX: Final = 10_000  # The most that the store takes in one transaction.
 # `{n}` is formatted as text; in other options it keeps its type.
-_TEXTS: Final = frozenset({"key", "tenant", "queue", "callback_url"})
+_TEXTS: Final = frozenset(name for name, kind in get_type_hints(EnqueueOptions).items() if kind == str | None)
 
 Row: TypeAlias = Mapping[str, Any]
 O = TypeVar("O", bound="_Options")  # noqa: E741

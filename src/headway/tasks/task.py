@@ -9,7 +9,7 @@ A task whose first parameter is annotated `Context` gets one from the worker; it
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Generic, ParamSpec, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeVar, Unpack
 
 from headway.core.errors import InvalidTask
 from headway.core.instants import (
@@ -19,7 +19,7 @@ from headway.core.jobs import NewJob
 from headway.tasks.context import Context
 from headway.tasks.execution import ExecutionPolicy
 from headway.tasks.handles import AppPort, JobHandle
-from headway.tasks.options import Options
+from headway.tasks.options import Options, TaskEnqueueOptions
 from headway.tasks.rows import jobs_of_rows
 
 P = ParamSpec("P")
@@ -81,9 +81,8 @@ class Task(Generic[P, R]):
         """The default options of this task's jobs."""
         return self._options
 
-    def options(self, **given: Any) -> "Task[P, R]":
-        """Return the task with other options for its next jobs: delay, at, key, priority, queue, tenant, tags,
-        timeout, expires, metadata, callback_url, tx."""
+    def options(self, **given: Unpack[TaskEnqueueOptions]) -> "Task[P, R]":
+        """Return the task with other options for its next jobs, such as delay, at, key, priority, queue or tags."""
         return Task(self._app, self._function, self.name, self._options.changed(given), self.execution)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle:

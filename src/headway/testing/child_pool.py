@@ -1,4 +1,4 @@
-"""A child pool without processes: tasks run on the virtual loop, beside the supervisor that gives them out.
+"""A child pool without processes: tasks run on the virtual loop, in the same thread as the supervisor.
 
 `async def` tasks run for as long as they await; `def` tasks are called and take no time. Everything else is as in
 production: time-outs, stopping, progress, steps, what a task enqueues. A task that does not stop when asked is
@@ -43,7 +43,7 @@ class Gate:
 
     @property
     def is_frozen(self) -> bool:
-        """Say whether the process stands still."""
+        """Return whether the process is frozen."""
         return not self._open.is_set()
 
     def freeze(self) -> None:
@@ -61,7 +61,7 @@ class Gate:
 
 
 class _Gated:
-    """A coroutine that makes no step while its process is frozen."""
+    """A coroutine that does not advance while its process is frozen."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Ended], gate: Gate) -> None:
         self._coroutine = coroutine
@@ -96,12 +96,12 @@ class _Run:
 
     @property
     def is_asked(self) -> bool:
-        """Say whether the task has a reason to stop."""
+        """Return whether the task was asked to stop."""
         return self.stop_as is not None or self.is_gone
 
 
 class InlineChildPool:
-    """Runs the tasks of an app on the virtual loop; the supervisor takes it for its children."""
+    """Runs the tasks of an app on the virtual loop, in place of child processes."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class InlineChildPool:
         self._job_factory = job_factory
         self._clock = clock
         self._gate = gate
-        self._on_end = on_end  # Is told of every attempt's asyncio task: an error of ours must not go unheard.
+        self._on_end = on_end  # Gets every attempt's asyncio task, so that internal errors surface.
         self._running: dict[str, _Run] = {}
         self._waiting: deque[_Run] = deque()
         self._noted: dict[str, Context] = {}
@@ -135,21 +135,21 @@ class InlineChildPool:
         return self._reports_to
 
     def report_to(self, supervisor_port: SupervisorPort) -> None:
-        """Tell this supervisor from now on what happens."""
+        """Report to this supervisor from now on."""
         self._reports_to = supervisor_port
 
-    # --- what the supervisor wants
+    # --- the port of the supervisor
 
     def room(self, kind: str) -> int:
-        """How many more jobs can be taken."""
+        """The number of free slots."""
         return max(0, self.width - len(self._running) - len(self._waiting))
 
     def slots(self, kind: str | None = None) -> int:
-        """How many jobs can run at the same time."""
+        """The number of slots."""
         return self.width
 
     def busy(self, kind: str | None = None) -> int:
-        """How many jobs have begun and not ended."""
+        """The number of running jobs."""
         return len(self._running)
 
     def count(self) -> int:
@@ -157,7 +157,7 @@ class InlineChildPool:
         return 1
 
     def has(self, job_id: str) -> bool:
-        """Say whether this process runs the job."""
+        """Return whether this process runs the job."""
         return job_id in self._running
 
     def start(self, jobs: Sequence[Claimed], kept: Mapping[str, dict[str, str]] | None = None) -> None:
@@ -166,7 +166,7 @@ class InlineChildPool:
         self._begin()
 
     def stop(self, job_id: str, attempt: int, outcome: AttemptOutcome) -> None:
-        """Have a job stop; it ends with this outcome once it has."""
+        """Ask a job to stop; it ends with this outcome."""
         run = self._running.get(job_id)
         if run is None or run.claimed.attempt != attempt:
             for waiting in [run for run in self._waiting if run.claimed.job_id == job_id]:
@@ -181,7 +181,7 @@ class InlineChildPool:
             self._set_timer(run, SOFT_S + HARD_S, lambda: self._kill(run))
 
     def abandon(self, job_id: str, attempt: int) -> None:
-        """Stop a job that is no longer ours, at once and without a word about its end."""
+        """Stop a job that is no longer ours at once, without reporting its end."""
         self._waiting = deque(run for run in self._waiting if run.claimed.job_id != job_id)
         run = self._running.get(job_id)
         if run is not None and run.claimed.attempt == attempt:
@@ -189,7 +189,7 @@ class InlineChildPool:
             self._begin()
 
     def release_waiting(self, reason: str) -> None:
-        """Hand back what has not begun."""
+        """Hand back jobs that have not started."""
         while self._waiting:
             self._supervisor.ended(self._waiting.popleft().claimed, Released(reason))
 
@@ -201,10 +201,10 @@ class InlineChildPool:
             self._supervisor.ended(run.claimed, run.stop_as or Released(reason))
 
     def watch(self) -> None:
-        """Timers of the loop see to what only time can show."""
+        """Do nothing: timers of the loop do the checks."""
 
     def die(self) -> None:
-        """Be killed with the process: nobody hears anything of what ran."""
+        """Die with the process: nothing about the running jobs is reported."""
         self._waiting.clear()
         for run in list(self._running.values()):
             self._forget(run)
@@ -223,7 +223,7 @@ class InlineChildPool:
                 self._set_timer(run, timeout / SECOND, self._time_out(run, timeout / SECOND, info.retries_timeouts))
 
     def _time_out(self, run: _Run, timeout_s: float, is_retried: bool) -> Callable[[], None]:
-        words = {"type": "TimeoutError", "message": f"it ran for {timeout_s:g} s, which is all it may"}
+        words = {"type": "TimeoutError", "message": f"it ran for {timeout_s:g} s, which is its time-out"}
         outcome = TimedOut(msgspec.json.encode(words).decode(), is_retried)
         return lambda: self.stop(run.claimed.job_id, run.claimed.attempt, outcome)
 
@@ -234,7 +234,7 @@ class InlineChildPool:
             ended = found if isinstance(found, Unrunnable) else await self._call(run, *found)
         except asyncio.CancelledError:  # Before its first step.
             ended = Stopped(claimed.job_id, claimed.attempt)
-        if self._running.get(claimed.job_id) is run:  # Else it was abandoned, or given up.
+        if self._running.get(claimed.job_id) is run:  # Otherwise it was abandoned or given up.
             self._end(run, self._outcome(run, ended))
 
     async def _call(self, run: _Run, task: Task[..., Any], args: dict[str, Any]) -> Ended:
@@ -277,7 +277,7 @@ class InlineChildPool:
         self._supervisor.has_room()
 
     def _kill(self, run: _Run) -> None:
-        """Give up on code that did not stop when asked."""
+        """Give up on a task that did not stop when asked."""
         if run.stop_as is not None and self._running.get(run.claimed.job_id) is run:
             self._end(run, run.stop_as)
 
@@ -295,10 +295,10 @@ class InlineChildPool:
             run.timer.cancel()
         run.timer = asyncio.get_running_loop().call_later(seconds, act)
 
-    # --- what contexts say
+    # --- calls of contexts
 
     def note(self, context: Context) -> None:
-        """Send what is new in the context, soon."""
+        """Send the changes of the context soon."""
         if self._is_live(context):
             self._noted[context.job_id] = context
             if self._reporting is None:
@@ -330,4 +330,6 @@ class InlineChildPool:
 
 def at_once(coroutine: Coroutine[Any, Any, R]) -> R:
     """Run a coroutine that never has to wait."""
-    return run_inline(coroutine, else_say="a def task had to wait, and in virtual time nobody can wait for it")
+    return run_inline(
+        coroutine, else_say="a def task had to wait, which is not possible in virtual time: make it an async task"
+    )

@@ -1,7 +1,7 @@
 """An event loop on virtual time: when nothing is ready it jumps to the next timer.
 
-Without a timer there is nothing left that could ever happen: that is a deadlock, and it fails. So does a program that
-runs and runs without letting time pass.
+Without a timer nothing can ever happen again: that is a deadlock, and raises an error. So does a program that keeps
+running without letting time pass.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 TURNS_AT_ONE_TIME_MAX: Final = 100_000
 SAME_TIME_S: Final = 1e-7  # Sums of seconds are not exact; the store counts microseconds.
-SAME_TIME_STEPS: Final = 4  # The same, in steps of a float, which grow with the years.
+SAME_TIME_STEPS: Final = 4  # The same in steps of a float, which grow over the years.
 RESOLUTION_S: Final = 1e-9
 GOODBYE_S_MAX: Final = 60.0
 GOODBYES_MAX: Final = 5
@@ -23,7 +23,7 @@ class Deadlock(Exception):
 
 
 class Livelock(Exception):
-    """The program is busy and lets no time pass."""
+    """The program keeps running and lets no time pass."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -44,7 +44,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._now
 
     def run_through(self, when: float) -> None:
-        """Run all that happens up to a time, which it is then, whether or not anything happened."""
+        """Run everything up to a time, and set the clock to it."""
         self._until = when
         try:
             self.run_forever()
@@ -57,11 +57,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return max(self._now, min(live)) if live else None
 
     def select(self, timeout: float | None) -> list[Any]:
-        """Wait for what comes next, as a selector would: by jumping there."""
+        """Wait for the next timer, like a selector, by jumping to it."""
         if timeout is not None and timeout <= 0:
             self._turns += 1
             if self._turns > TURNS_AT_ONE_TIME_MAX:
-                self._turns = 0  # For the goodbye.
+                self._turns = 0  # At shutdown.
                 raise Livelock(
                     f"time stands still {self._now:.6f} s after the start: {TURNS_AT_ONE_TIME_MAX:,} turns, and nothing"
                     " waits. A loop that only yields must let time pass: await asyncio.sleep(1), not 0"
@@ -79,12 +79,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return []
 
     def _jump(self, when: float) -> None:
-        """Be at a time. A timer is due before the time plus the resolution, which must not get lost in the sum."""
+        """Set the time. A timer is due before time plus resolution, which must not get lost in rounding."""
         self._now = when
         self._clock_resolution = max(RESOLUTION_S, math.ulp(when))
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
-        """Call it here and now: a thread knows no virtual time."""
+        """Call the function inline: threads have no virtual time."""
         answer = self.create_future()
         try:
             answer.set_result(func(*args))
@@ -107,18 +107,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 task.cancel()
             try:
                 self.run_until_complete(asyncio.wait(tasks, timeout=GOODBYE_S_MAX))
-            except Livelock:  # Another turn would be no better.
+            except Livelock:  # Another turn would not help.
                 break
-        for task in asyncio.all_tasks(self):  # Code that does not let itself be cancelled.
+        for task in asyncio.all_tasks(self):  # Code that swallows its cancellation.
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             with contextlib.suppress(Exception):
                 task.get_coro().close()
 
     def _process_events(self, event_list: list[Any]) -> None:
-        """There is no I/O."""
+        """Do nothing: there is no I/O."""
 
     def _write_to_self(self) -> None:
-        """Refuse: a thread that calls would break determinism."""
+        """Raise an error: calls from threads would break determinism."""
         raise AssertionError("a thread in virtual time")
 
 

@@ -1,7 +1,7 @@
 """The processes of a virtual world: real nodes on one event loop, one SQLite in memory, and clocks that can freeze.
 
-Every commit wakes the others at once, so that no process has to poll. While nothing can happen before some later time,
-the rests of the loops are stretched up to it: a quiet day costs milliseconds.
+Every commit wakes the other processes at once, so that none has to poll. If nothing can happen before some later time,
+the rests of the loops are stretched up to it, so a quiet day costs milliseconds.
 """
 
 import asyncio
@@ -29,15 +29,15 @@ from headway.wiring.children import hello_of
 from headway.wiring.node import EngineNode
 from headway.wiring.roles import worker_node, world_of
 
-LEADER_LEASE: Final = DAY  # Nobody here dies with a leader's lease.
-RETENTION: Final = 365_000 * DAY  # A test looks at what was recorded, however long ago.
+LEADER_LEASE: Final = DAY  # The leader never dies here.
+RETENTION: Final = 365_000 * DAY  # Keep everything: a test may check old records.
 STRETCH_S_MAX: Final = 6 * 3600.0
-LOOK_S: Final = 10.0  # How often to look while jobs wait for something that no timer tells.
+LOOK_S: Final = 10.0  # Poll interval while jobs wait for something without a timer.
 EVERYTHING: Final = Shards(of=1, held=frozenset({0}))
 
 
 class _Driver(InlineSqliteDriver):
-    """The way of one process to the store: closed while it is frozen or dead."""
+    """The connection of one process to the store: blocked while it is frozen, closed when it is dead."""
 
     def __init__(self, world: "VirtualProcesses", gate: Gate, name: str) -> None:
         super().__init__(world.connection)
@@ -46,14 +46,14 @@ class _Driver(InlineSqliteDriver):
         self._name = name
 
     async def run(self, begin: Begin[T]) -> T:
-        """Run a transaction, and let everybody know if it changed anything."""
+        """Run a transaction, and wake all processes if it changed anything."""
         await self._pass()
         result = self.connection.run(begin)
         self._world.may_have_changed()
         return result
 
     async def fetch(self, statement: StatementCall) -> Rows:
-        """Run one call, and let everybody know if it changed anything."""
+        """Run one call, and wake all processes if it changed anything."""
         await self._pass()
         rows = self.connection.fetch(statement)
         self._world.may_have_changed()
@@ -65,7 +65,7 @@ class _Driver(InlineSqliteDriver):
         *,
         quiet_s: float = 0.0,
     ) -> WakeUps:
-        """Hear of every commit."""
+        """Listen for every commit."""
         return _WakeUps(self._world.listeners, self._name, hear)
 
     async def _pass(self) -> None:
@@ -82,10 +82,10 @@ class _WakeUps:
         listeners[name] = hear
 
     async def check(self) -> None:
-        """Nothing gets lost here."""
+        """Do nothing: no notification gets lost here."""
 
     async def close(self) -> None:
-        """Hear no more."""
+        """Stop listening."""
         self._listeners.pop(self._name, None)
 
 
@@ -110,7 +110,7 @@ class _Clock(Clock):
         await self.gate.passed()
 
     def nap(self, seconds: float) -> None:
-        """Wait in the test, by playing the world forward."""
+        """Wait in the test, by advancing virtual time."""
         self.world.play(seconds)
 
 
@@ -155,7 +155,7 @@ class VirtualProcesses:
     def _open(self) -> None:
         self._run(self._prepare())
         self._start_process("housekeeper")
-        self._through(self._loop.time())  # So that it, and nobody else, keeps house.
+        self._through(self._loop.time())  # So that only this process does the housekeeping.
         self.start_schedulers()
         for _ in range(self._worker_count):
             self._workers.append(self._start_process("worker", has_child_pool=True))
@@ -181,13 +181,13 @@ class VirtualProcesses:
     def play(self, seconds: float) -> None:
         """Let seconds pass."""
         if self._loop.is_running():
-            raise RuntimeError("a task cannot let the time of its own world pass; in an async task, await")
+            raise RuntimeError("a task cannot advance the time of its own world; in an async task, await")
         if seconds < 0:
-            raise ValueError("time does not go back, here neither")
+            raise ValueError("virtual time cannot go back")
         self._through(self._loop.time() + seconds)
 
     def stop_schedulers(self) -> None:
-        """Stop deciding schedules, in good order."""
+        """Stop the scheduler gracefully."""
         stopping, self._schedulers = self._schedulers, []
         for process in stopping:
             assert process.node is not None
@@ -196,7 +196,7 @@ class VirtualProcesses:
         self._horizon = None
 
     def start_schedulers(self) -> None:
-        """Decide schedules again; what was missed is dealt with as each schedule says."""
+        """Start the scheduler again; missed instants follow the policy of each schedule."""
         if not self._schedulers:
             self._schedulers.append(self._start_process("scheduler", schedules=True))
             self._horizon = None
@@ -257,7 +257,7 @@ class VirtualProcesses:
         self._loop.run_until_complete(coroutine)
 
     def may_have_changed(self) -> None:
-        """Have everybody look, if the last call changed the store."""
+        """Wake all processes if the last call changed the store."""
         changes = self.connection.raw.total_changes
         if changes != self._changes:
             self._changes = changes
@@ -276,18 +276,18 @@ class VirtualProcesses:
                 limit.reschedule(when)
 
     def stretched(self, due: float) -> float:
-        """Return until when a rest may last that should end at this time: while nothing can happen, longer."""
+        """Return when a rest that should end at this time may end: later while nothing can happen."""
         if self._horizon is None:
             self._horizon = at_once(self._look_ahead())
         return max(due, min(self._horizon, due + STRETCH_S_MAX))
 
     async def _look_ahead(self) -> float:
-        """Find the time before which nothing can happen by itself."""
+        """Return the time before which nothing can happen by itself."""
         store, now = self.store, self._loop.time()
         times = [await store.housekeeping.next_promotion()]
         if self._schedulers:
             times.append(await self.store.ledger.next_due(EVERYTHING))
-        # A living worker extends its leases after a third of their time.
+        # A live worker extends its leases after a third of their duration.
         early = self._settings.worker_lease * 2 // 3
         times += [job.lease_until - early for job in await store.jobs.running() if job.lease_until is not None]
         horizon = min(((at - self._start) / SECOND for at in times if at is not None), default=float("inf"))
@@ -296,7 +296,7 @@ class VirtualProcesses:
 
     @contextmanager
     def entered(self) -> Iterator[Self]:
-        """Have the app live in this world for the time of a block."""
+        """Connect the app to this world during a block."""
         try:
             self._open()
             with self.app.moved_to(self.store, self._observer.clock):
@@ -305,11 +305,11 @@ class VirtualProcesses:
             self._close()
 
     def _close(self) -> None:
-        """End everything, whatever has happened: what is left of it would haunt later tests."""
+        """End everything, whatever has happened, so that nothing leaks into later tests."""
         try:
             for process in self._processes:
                 if not process.gate.is_dead:
-                    with suppress(Livelock):  # Who lets no time pass is ended with the loop.
+                    with suppress(Livelock):  # Code that lets no time pass ends with the loop.
                         self._run(self._kill(process))
         finally:
             self._loop.close()

@@ -1,4 +1,4 @@
-"""The promises, checked from the records alone: what the ledger, the jobs and their attempts say must fit together."""
+"""Check the promises from the records alone: the ledger, the jobs and their attempts must be consistent."""
 
 from collections import defaultdict
 from collections.abc import AsyncIterator
@@ -20,14 +20,14 @@ Attempts: TypeAlias = list[dict[str, Any]]
 
 
 class Promises:
-    """Looks at a store, and remembers which jobs had ended when it last did."""
+    """Checks a store, and remembers which jobs had ended at the last check."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._ended: dict[str, Ending] = {}
 
     async def broken(self) -> list[str]:
-        """Return every broken promise in words; nothing when all are kept."""
+        """Return every broken promise in words; empty if all are kept."""
         jobs = {job.id: job async for job in all_jobs(self._store)}
         attempts = {job_id: await self._store.jobs.attempts(job_id) for job_id in jobs}
         return [
@@ -79,7 +79,7 @@ class Promises:
         return found
 
     def _alone(self, jobs: dict[str, Job], attempts: dict[str, Attempts]) -> list[str]:
-        """Attempts of an exclusive schedule must not have run side by side."""
+        """Check that attempts of an exclusive schedule did not overlap."""
         spans: defaultdict[str, list[tuple[Instant, Instant, str]]] = defaultdict(list)
         for job in jobs.values():
             if job.exclusive and job.schedule is not None:
@@ -94,7 +94,7 @@ class Promises:
         ]
 
     async def _stale(self, jobs: dict[str, Job], attempts: dict[str, Attempts]) -> list[str]:
-        """What an attempt wrote must be from the time when it ran."""
+        """Check that the writes of an attempt are from the time when it ran."""
         found: list[str] = []
         children: defaultdict[str, list[Job]] = defaultdict(list)
         for job in jobs.values():
@@ -126,7 +126,7 @@ async def all_jobs(store: Store, **filters: Any) -> AsyncIterator[Job]:
 
 
 async def all_occurrences(store: Store, key: str) -> list[Occurrence]:
-    """Read all that was decided for the schedule with a key, oldest first."""
+    """Read all decisions of the schedule with a key, oldest first."""
     after: Instant = -1
     found: list[Occurrence] = []
     while page := await store.ledger.ledger(key, after, INSTANT_MAX, PAGE):

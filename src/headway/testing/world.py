@@ -1,10 +1,10 @@
-"""A world of its own for a test: the engine of production on virtual time, in one thread, with a store in memory.
+"""A virtual world for a test: the production engine on virtual time, in one thread, with a store in memory.
 
-    housekeeper   keeps house: promotes, expires, prunes; never dies
+    housekeeper   promotes, expires, prunes; never dies
     scheduler     decides schedules; can be stopped and started
     workers       real supervisors; the tasks run in an `InlineChildPool`, and workers can be killed and frozen
 
-`processes.py` runs them; here is what a test can ask of them.
+`processes.py` runs them; this module has the methods for tests.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ START_DEFAULT: Final = "2027-01-01T00:00:00Z"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What was recorded for one instant of a schedule, or for `count` instants from `instant` to `until`."""
+    """The record of one instant of a schedule, or of `count` instants from `instant` to `until`."""
 
     schedule: str
     instant: datetime
@@ -54,7 +54,7 @@ class Decision:
 
 
 class World(VirtualProcesses):
-    """What `virtual` gives: an app with its own time."""
+    """The result of `virtual`: an app with its own time."""
 
     def __init__(self, app: Headway, start: Instant, seed: int, workers: int) -> None:
         super().__init__(app, start, seed, workers)
@@ -70,12 +70,12 @@ class World(VirtualProcesses):
     def advance(
         self, by: DurationLike = 0, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0
     ) -> None:
-        """Let time pass, with all that happens in it: `advance(hours=26)`, `advance("1d2h")`."""
+        """Advance the time and run everything that happens meanwhile: `advance(hours=26)`, `advance("1d2h")`."""
         more = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
         self.play(parse_duration(by, what="advance") / SECOND + more)
 
     def drain(self, within: DurationLike = "7d") -> None:
-        """Let time pass until no job is ready, running, retrying or in line; those for a later time stay."""
+        """Advance the time until no job is pending, running, retrying or blocked; jobs for a later time stay."""
         until = self._loop.time() + parse_duration(within, what="within") / SECOND
         self._through(self._loop.time())
         while (left := at_once(self._unfinished())) is not None:
@@ -102,7 +102,7 @@ class World(VirtualProcesses):
         return self.app.enqueue_sync(task if isinstance(task, str) else task.name, args, **options)
 
     def job(self, job: JobHandle | str) -> JobHandle:
-        """Look at a job as it is now."""
+        """Return the current state of a job."""
         return self.app.job_sync(job if isinstance(job, str) else job.id)
 
     def jobs(
@@ -134,7 +134,7 @@ class World(VirtualProcesses):
         return [line["line"] for line in at_once(self.store.jobs.log(job_id, limit=10_000))]
 
     def occurrences(self, schedule: str, *, tenant: str = DEFAULT_TENANT) -> list[Decision]:
-        """Return what was decided for a schedule of a tenant, oldest first."""
+        """Return the decisions of a schedule of a tenant, oldest first."""
         key = at_once(self.store.schedules.key(schedule, tenant=tenant))
         return [
             Decision(
@@ -156,16 +156,16 @@ class World(VirtualProcesses):
         if broken:
             raise AssertionError("\n".join(["broken promises:", *broken]))
 
-    # --- what can go wrong
+    # --- faults
 
     def kill_worker(self, job: JobHandle | str) -> None:
-        """Kill the worker that runs a job, as `kill -9` does; a new one takes its place, others go on."""
+        """Kill the worker that runs a job, like `kill -9`; a new one replaces it, and others go on."""
         process = self._worker_of(job)
         self._workers[self._workers.index(process)] = self._start_process("worker", has_child_pool=True)
         self._run(self._kill(process))
 
     def freeze_worker(self, job: JobHandle | str, duration: DurationLike) -> None:
-        """Let the worker that runs a job stand still for a time, its tasks too; then it goes on and knows nothing."""
+        """Freeze the worker that runs a job and its tasks for a time; then it goes on, unaware of the freeze."""
         process = self._worker_of(job)
         process.gate.freeze()
         self._loop.call_later(parse_duration(duration, what="duration") / SECOND, process.gate.thaw)
@@ -189,16 +189,16 @@ def _moment(instant: Instant | None) -> datetime | None:
 
 @contextmanager
 def virtual(app: Headway, start: InstantLike = START_DEFAULT, *, seed: int = 0, workers: int = 2) -> Iterator[World]:
-    """Put an app into a world of its own, with its schedules, a scheduler and workers, at a time of your choice.
+    """Run an app in a virtual world, with its schedules, a scheduler and workers, starting at a time of your choice.
 
-    Until the block ends the app's own calls (`task.enqueue_sync`, `job.wait_sync`, …) are about this world. The same
-    app, start and seed give the same history.
+    Until the block ends, the app's own calls (`task.enqueue_sync`, `job.wait_sync`, …) use this world. The same app,
+    start and seed produce the same history.
     """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         pass
     else:
-        raise RuntimeError("virtual() plays its own event loop forward: use it in a plain def, not in a coroutine")
+        raise RuntimeError("virtual() runs its own event loop: use it in a plain def, not in a coroutine")
     with World(app, parse_instant(start, what="start"), seed, workers).entered() as world:
         yield world

@@ -1,1 +1,1 @@
-"""JSON: every resource as HTTP, the command line, webhooks and streams show it."""
+"""JSON: the resources of HTTP, the command line, webhooks and streams as msgspec structs."""

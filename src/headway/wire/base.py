@@ -1,4 +1,4 @@
-"""What every resource is made of: the types of its fields, and a complete example of each for the specification."""
+"""Building blocks of resources: field types, and a complete example of each for the specification."""
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Generic, TypeVar, overload
@@ -34,11 +34,11 @@ Time = Annotated[
 ]
 Span = Annotated[str, msgspec.Meta(description="a duration", examples=["1h30m"])]
 Count = Annotated[int, msgspec.Meta(ge=0)]
-Limit = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX, description="how many at most", examples=[PAGE_DEFAULT])]
-Cursor = Annotated[str, msgspec.Meta(description="`next_cursor` of the page before")]
+Limit = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX, description="maximum number of items", examples=[PAGE_DEFAULT])]
+Cursor = Annotated[str, msgspec.Meta(description="`next_cursor` of the previous page")]
 Omitted = Annotated[
     list[str],
-    msgspec.Meta(description="what was too large for this list; the object itself has it", examples=[["args"]]),
+    msgspec.Meta(description="fields too large for this list; the object itself has them", examples=[["args"]]),
 ]
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class Resource(msgspec.Struct):
 
 
 class Page(msgspec.Struct, Generic[T]):
-    """Part of a list. Ask again with `cursor` = `next_cursor` until that is null."""
+    """A page of a list. Repeat the request with `cursor` = `next_cursor` until that is null."""
 
     items: list[T]
     next_cursor: str | None = None
@@ -66,7 +66,7 @@ def example_of(kind: type[Resource]) -> dict[str, Any]:
 
 
 def example(values: Mapping[str, Any], *, known_by: frozenset[str]) -> Callable[[R], R]:
-    """Give a resource its example; the specification refers to the resource wherever these names turn up."""
+    """Give a resource its example; the specification refers to the resource wherever these names occur."""
 
     def register(kind: R) -> R:
         EXAMPLES[kind] = values, known_by
@@ -88,15 +88,15 @@ def stamp(instant: Instant | None) -> str | None: ...
 
 
 def stamp(instant: Instant | None) -> str | None:
-    """Write an instant for JSON: ISO 8601 UTC with `Z`, or null."""
+    """Format an instant for JSON: ISO 8601 UTC with `Z`, or null."""
     return None if instant is None else isoformat(instant)
 
 
 def duration(value: Duration | None) -> str | None:
-    """Write a duration for JSON, or null."""
+    """Format a duration for JSON, or null."""
     return None if value is None else format_duration(value)
 
 
 def is_longer(text: str, size: int) -> bool:
-    """Say whether a text has more than so many bytes."""
+    """Return whether a text has more than this many bytes."""
     return len(text) > size or (4 * len(text) > size and len(text.encode("utf-8", "replace")) > size)

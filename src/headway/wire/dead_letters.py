@@ -21,7 +21,7 @@ _Error = Annotated[
     msgspec.Meta(
         min_length=1,
         max_length=ERROR_TEXT_MAX,
-        description="only with this error; numbers and ids in it may differ. A type alone means all its errors",
+        description="only with this error; numbers and ids in it may differ. A type alone matches all its errors",
         examples=["OSError"],
     ),
 ]
@@ -32,7 +32,7 @@ _Tenant = Annotated[_Name, msgspec.Meta(description="only of this tenant")]
 
 
 class FailureFilter(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Which failed jobs: those that have all of this in common."""
+    """Filters of failed jobs; all must match."""
 
     type: _Type | None = None
     queue: _Queue | None = None
@@ -45,7 +45,7 @@ class FailureFilter(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class LetterFilter(FailureFilter, kw_only=True, forbid_unknown_fields=True):
-    """Which dead letters: those that have all of this in common."""
+    """Filters of dead letters; all must match."""
 
     error: _Error | None = None
 
@@ -70,7 +70,7 @@ class ManyLetters(LetterFilter, kw_only=True, forbid_unknown_fields=True):
         msgspec.Meta(
             ge=1,
             le=LETTERS_PLANNED_MAX,
-            description=f"how many at most; without `dry_run` at most {LETTERS_AT_ONCE:,}",
+            description=f"maximum number of letters; without `dry_run` at most {LETTERS_AT_ONCE:,}",
         ),
     ] = LETTERS_DEFAULT
 
@@ -130,9 +130,9 @@ class Failures(Resource):
     """Failed jobs by task and error, most first."""
 
     items: list[ErrorGroup]
-    groups: Annotated[int, msgspec.Meta(ge=0, description="how many groups there are, also those not listed")]
-    total: Annotated[int, msgspec.Meta(ge=0, description="how many jobs were counted")]
-    is_exact: Annotated[bool, msgspec.Meta(description="false where there are more than were counted")]
+    groups: Annotated[int, msgspec.Meta(ge=0, description="the number of groups, including those not listed")]
+    total: Annotated[int, msgspec.Meta(ge=0, description="the number of jobs counted")]
+    is_exact: Annotated[bool, msgspec.Meta(description="false if there are more than were counted")]
 
 
 class RetriedLetter(Resource):
@@ -143,21 +143,21 @@ class RetriedLetter(Resource):
 
 
 class RefusedLetter(Resource):
-    """A dead letter to which it could not be done, and why."""
+    """A dead letter that was left unchanged, and why."""
 
     id: str
     error: str
 
 
 class LetterCount(Resource):
-    """How many of the chosen letters have the same task and error."""
+    """The number of selected letters with the same task and error."""
 
     type: str
     error: str
     count: Count
 
 
-Errors = Annotated[list[LetterCount], msgspec.Meta(description="of a dry run: the letters by task and error")]
+Errors = Annotated[list[LetterCount], msgspec.Meta(description="for a dry run: the letters by task and error")]
 
 
 @example(
@@ -172,7 +172,7 @@ Errors = Annotated[list[LetterCount], msgspec.Meta(description="of a dry run: th
     known_by=frozenset({"ids", "retried", "refused"}),
 )
 class RetriedLetters(Resource):
-    """The dead letters that were retried; of a dry run, those that would be."""
+    """The dead letters that were retried; for a dry run, those that would be."""
 
     count: Count
     ids: list[str]
@@ -188,7 +188,7 @@ class RetriedLetters(Resource):
     known_by=frozenset({"ids", "dropped", "refused"}),
 )
 class DroppedLetters(Resource):
-    """The dead letters that were dropped; of a dry run, those that would be."""
+    """The dead letters that were dropped; for a dry run, those that would be."""
 
     count: Count
     ids: list[str]
@@ -208,7 +208,7 @@ class DroppedLetter(Resource):
 
 
 def group_of(group: failures.ErrorGroup) -> ErrorGroup:
-    """Write failed jobs with the same error."""
+    """Convert a group of failed jobs with the same error."""
     return ErrorGroup(
         type=group.task,
         error=group.error,

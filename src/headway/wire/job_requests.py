@@ -1,43 +1,42 @@
-"""What is sent about jobs: which ones are meant, what is to be enqueued, and what became of many at once."""
+"""Requests about jobs: filters, jobs to enqueue, and the outcome of bulk actions."""
 
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, ClassVar, Final
 
 import msgspec
 
 from headway.core.lifecycle import Status
 from headway.wire.base import Count, Resource, Time, example
-from headway.wire.jobs import Job
+from headway.wire.jobs import Job, NewJob, Text
 
 GROUP_MAX: Final = 1_000
 JOBS_MAX: Final = 10_000
-_Text = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 
 
 class JobFilter(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Which jobs: those that have all of this in common."""
+    """Filters of jobs; all must match."""
 
-    status: Annotated[Status, msgspec.Meta(description="only jobs in this state", examples=["RUNNING"])] | None = None
-    type: Annotated[_Text, msgspec.Meta(description="only jobs of this task")] | None = None
-    queue: Annotated[_Text, msgspec.Meta(description="only jobs of this queue")] | None = None
-    tenant: Annotated[_Text, msgspec.Meta(description="only jobs of this tenant")] | None = None
-    schedule: Annotated[_Text, msgspec.Meta(description="only jobs of this schedule")] | None = None
-    tag: Annotated[_Text, msgspec.Meta(description="only jobs with this tag")] | None = None
-    key: Annotated[_Text, msgspec.Meta(description="only the job with this idempotency key")] | None = None
-    batch: Annotated[_Text, msgspec.Meta(description="only jobs of this batch")] | None = None
+    status: Annotated[Status, msgspec.Meta(description="only with this status", examples=["RUNNING"])] | None = None
+    type: Annotated[Text, msgspec.Meta(description="only jobs of this task")] | None = None
+    queue: Annotated[Text, msgspec.Meta(description="only jobs of this queue")] | None = None
+    tenant: Annotated[Text, msgspec.Meta(description="only jobs of this tenant")] | None = None
+    schedule: Annotated[Text, msgspec.Meta(description="only jobs of this schedule")] | None = None
+    tag: Annotated[Text, msgspec.Meta(description="only jobs with this tag")] | None = None
+    key: Annotated[Text, msgspec.Meta(description="only the job with this idempotency key")] | None = None
+    batch: Annotated[Text, msgspec.Meta(description="only jobs of this batch")] | None = None
     created_after: Annotated[Time, msgspec.Meta(description="only jobs enqueued at or after this time")] | None = None
     created_before: Annotated[Time, msgspec.Meta(description="only jobs enqueued before this time")] | None = None
     finished_after: Annotated[Time, msgspec.Meta(description="only jobs that ended at or after this time")] | None = (
         None
     )
     finished_before: Annotated[Time, msgspec.Meta(description="only jobs that ended before this time")] | None = None
-    rerun_of: Annotated[_Text, msgspec.Meta(description="only jobs that repeat this one")] | None = None
+    rerun_of: Annotated[Text, msgspec.Meta(description="only jobs that repeat this one")] | None = None
     q: (
-        Annotated[_Text, msgspec.Meta(description="only jobs with this text in task, key, schedule, id or reason")]
+        Annotated[Text, msgspec.Meta(description="only jobs with this text in task, key, schedule, id or reason")]
         | None
     ) = None
 
     def given(self) -> dict[str, str]:
-        """Return what was said."""
+        """Return the filters that are set."""
         return {name: str(value) for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
 
@@ -65,7 +64,7 @@ class ManyJobs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class RefusedJob(Resource):
-    """A job to which it could not be done, and why."""
+    """A job that was left unchanged, and why."""
 
     id: str
     reason: str
@@ -76,7 +75,7 @@ class RefusedJob(Resource):
     known_by=frozenset({"matched", "done", "more"}),
 )
 class ManyOutcome(Resource):
-    """What became of many jobs; a few of those that were refused are named."""
+    """The outcome of a bulk action; it names a few of the refused jobs."""
 
     matched: Count
     is_exact: bool
@@ -85,29 +84,8 @@ class ManyOutcome(Resource):
     more: bool
 
 
-class NewJob(msgspec.Struct, forbid_unknown_fields=True):
-    """A job to be enqueued."""
-
-    type: _Text
-    args: dict[str, Any] = {}
-    delay: str | float | int | None = None
-    run_at: str | None = None
-    queue: _Text | None = None
-    priority: int | None = None
-    key: _Text | None = None
-    tenant: _Text | None = None
-    callback_url: str | None = None
-    max_attempts: int | None = None
-    timeout: str | float | int | None = None
-    expires: str | float | int | None = None
-    tags: list[_Text] | None = None
-    metadata: dict[str, Any] | None = None
-
-    EXAMPLE: ClassVar = {"type": "video.transcode", "args": {"video": 456}, "queue": "media", "key": "video-456"}
-
-
 class NewJobs(msgspec.Struct, forbid_unknown_fields=True):
-    """Many jobs to be enqueued, all or none."""
+    """Many jobs to enqueue, all or none."""
 
     jobs: Annotated[list[NewJob], msgspec.Meta(min_length=1, max_length=JOBS_MAX)]
 
@@ -123,7 +101,7 @@ class NewJobs(msgspec.Struct, forbid_unknown_fields=True):
     known_by=frozenset({"items", "created", "existing"}),
 )
 class EnqueuedJobs(Resource):
-    """Jobs that were enqueued, and those whose keys were used before."""
+    """The enqueued jobs, and existing jobs whose keys were used before."""
 
     items: list[Job]
     created: Count

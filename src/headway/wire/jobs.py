@@ -1,7 +1,7 @@
-"""Jobs as JSON: a job, what followers are told of it, its attempts, its log, its history, and why it is where it is."""
+"""Jobs as JSON: one to enqueue, one as it is, what followers are told, attempts, log, history, and why it is there."""
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 from msgspec import UNSET
@@ -28,11 +28,12 @@ from headway.wire.base import (
 from headway.wire.masking import masked
 
 CONTENT: Final = ("args", "result", "metadata")
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 _AT: Final = "2027-01-31T06:00:00Z"
 
 
 class Failure(Resource):
-    """What went wrong. The traceback is for operators and admins only."""
+    """The error of a job. Only operators and admins see the traceback."""
 
     type: str
     message: str
@@ -40,7 +41,7 @@ class Failure(Resource):
 
 
 class Step(Resource):
-    """A step that a job has named."""
+    """A named step of a job."""
 
     name: str
     state: Annotated[str, msgspec.Meta(extra_json_schema={"enum": ["done", "running", "waiting"]})]
@@ -48,12 +49,12 @@ class Step(Resource):
 
 
 class Detail(Resource):
-    """What a running job last said about itself."""
+    """The last progress report of a running job."""
 
     step: str | Absent = UNSET
     done: float | Absent = UNSET
     total: float | Absent = UNSET
-    rate: Annotated[float, msgspec.Meta(description="of `done`, a second")] | Absent = UNSET
+    rate: Annotated[float, msgspec.Meta(description="units of `done` per second")] | Absent = UNSET
     steps: list[Step] | Absent = UNSET
 
 
@@ -103,7 +104,7 @@ class Detail(Resource):
     known_by=frozenset({"id", "type", "status"}),
 )
 class Job(Resource, kw_only=True, gc=False):
-    """A unit of work, as it is now."""
+    """A unit of work in its current state."""
 
     id: Annotated[str, msgspec.Meta(examples=["job_01m7h07rq30wjd03gjnmt8r3pz"])]
     type: Annotated[str, msgspec.Meta(description="the name of its task")]
@@ -114,16 +115,14 @@ class Job(Resource, kw_only=True, gc=False):
     started_at: Time | None
     updated_at: Time
     finished_at: Time | None
-    ready_at: Annotated[Time | None, msgspec.Meta(description="since when it waits for a worker, or last did")]
+    ready_at: Annotated[Time | None, msgspec.Meta(description="since when it waits, or last waited, for a worker")]
     cancel_requested_at: Time | None
-    reviewed_at: Annotated[Time | None, msgspec.Meta(description="when it was taken off the list of dead letters")]
+    reviewed_at: Annotated[Time | None, msgspec.Meta(description="when the dead letter was retried or dropped")]
     metadata: Annotated[
         dict[str, Any], msgspec.Meta(description="facts for people; names that look like secrets are masked")
     ]
     detail: Detail | None
-    eta_at: Annotated[
-        Time | None, msgspec.Meta(description="when it will end by its own account; it may be later than that by now")
-    ]
+    eta_at: Annotated[Time | None, msgspec.Meta(description="when the job expects to end; this may be in the past")]
     attempts: Count
     failures: Count
     max_attempts: Count
@@ -141,8 +140,8 @@ class Job(Resource, kw_only=True, gc=False):
     rerun_of: str | None
     node: str | None
     blocked_by: Annotated[str | None, msgspec.Meta(description="the job that must end first")]
-    parked: Annotated[str | None, msgspec.Meta(description="why nobody can run it")]
-    reason: Annotated[str, msgspec.Meta(description="what brought it where it is, in a few words")]
+    parked: Annotated[str | None, msgspec.Meta(description="why no worker can run it")]
+    reason: Annotated[str, msgspec.Meta(description="the reason of its status, in a few words")]
     args: Any
     result: Any
     error: Failure | None
@@ -150,16 +149,36 @@ class Job(Resource, kw_only=True, gc=False):
         int, msgspec.Meta(ge=0, description="grows with every change; `since` and `Last-Event-ID` name it")
     ]
     live: (
-        Annotated[int, msgspec.Meta(ge=1, description="which of its reports a running job made last, if told live")]
-        | Absent
+        Annotated[int, msgspec.Meta(ge=1, description="the number of the last live report of a running job")] | Absent
     ) = UNSET
     omitted: Omitted | Absent = UNSET
-    why: Annotated[str, msgspec.Meta(description="where it is and why, in words")]
+    why: Annotated[str, msgspec.Meta(description="its state and the reason, in words")]
     eta_seconds: Count | None
 
 
+class NewJob(msgspec.Struct, forbid_unknown_fields=True):
+    """A job to be enqueued."""
+
+    type: Text
+    args: dict[str, Any] = {}
+    delay: str | float | int | None = None
+    run_at: str | None = None
+    queue: Text | None = None
+    priority: int | None = None
+    key: Text | None = None
+    tenant: Text | None = None
+    callback_url: str | None = None
+    max_attempts: int | None = None
+    timeout: str | float | int | None = None
+    expires: str | float | int | None = None
+    tags: list[Text] | None = None
+    metadata: dict[str, Any] | None = None
+
+    EXAMPLE: ClassVar = {"type": "video.transcode", "args": {"video": 456}, "queue": "media", "key": "video-456"}
+
+
 class JobChange(Resource, kw_only=True, gc=False):
-    """What followers are told when a job changes: no arguments, result or error, and no large metadata."""
+    """An event about a changed job, without arguments, result, error and large metadata."""
 
     id: str
     type: str
@@ -200,7 +219,7 @@ class JobChange(Resource, kw_only=True, gc=False):
     known_by=frozenset({"attempt", "outcome"}),
 )
 class Attempt(Resource):
-    """One try at a job that has ended."""
+    """A finished attempt of a job."""
 
     attempt: Count
     node: str | None
@@ -226,21 +245,21 @@ class Attempt(Resource):
     known_by=frozenset({"seq", "stream", "line"}),
 )
 class LogLine(Resource, kw_only=True):
-    """A line that a job has logged. One that is told live has no number yet."""
+    """A log line of a job. A live one has no number yet."""
 
     seq: int | None
     attempt: Count
     at: Time
     stream: Annotated[str, msgspec.Meta(description="log, stdout, stderr, …")]
     line: str
-    version: Annotated[int, msgspec.Meta(description="of the job, when it was stored")] | Absent = UNSET
+    version: Annotated[int, msgspec.Meta(description="its number in the job, once it is stored")] | Absent = UNSET
     level: str
     logger: str | None
 
 
 @example({"seq": 14411, "event": "enqueued", "data": {}, "at": _AT}, known_by=frozenset({"event", "at", "data"}))
 class HistoryEntry(Resource):
-    """Something that has happened to a job."""
+    """An entry of a job's history."""
 
     seq: int
     event: str
@@ -253,7 +272,7 @@ class HistoryEntry(Resource):
     known_by=frozenset({"id", "why", "evidence"}),
 )
 class Why(Resource):
-    """Why a job is where it is: one sentence, and the evidence for it."""
+    """Why a job has its status: one sentence, and the evidence for it."""
 
     id: str
     status: Status
@@ -263,10 +282,10 @@ class Why(Resource):
 
 @example({"count": 37, "is_exact": True}, known_by=frozenset({"count", "is_exact"}))
 class JobCount(Resource):
-    """How many jobs match."""
+    """The number of matching jobs."""
 
     count: Count
-    is_exact: Annotated[bool, msgspec.Meta(description="false where there are more than were counted")]
+    is_exact: Annotated[bool, msgspec.Meta(description="false if there are more than were counted")]
 
 
 class CreatedJob(Job, kw_only=True, gc=False):
@@ -282,9 +301,9 @@ def job_of(
     with_traceback: bool = True,
     kind: type[Job] = Job,
 ) -> Job:
-    """Return a job as JSON has it; without a `why` it says what the job alone can tell.
+    """Convert a job to JSON; without a `why` the explanation uses the job alone.
 
-    What was too large to be read with the job is null, and named in `omitted`.
+    Values that were too large to be read with the job are null, and named in `omitted`.
     """
     detail = read_detail(job)
     return kind(
@@ -336,13 +355,13 @@ def job_of(
 def set_outlook(
     shown: Job, job: jobs.Job, now: Instant, *, why: str | None = None, node_name: str | None = None
 ) -> None:
-    """Set what changes as time passes although the job does not."""
+    """Set the fields that change with time although the job does not."""
     shown.why = glance(job, now, node_name) if why is None else why
     shown.eta_seconds = eta_seconds(job, now)
 
 
 def change_of(job: jobs.Job, now: Instant) -> JobChange:
-    """Return what followers are told of a job that has changed."""
+    """Return the event data of a changed job."""
     brief = listed(job, parts=("metadata",))
     detail = read_detail(job)
     return JobChange(
@@ -377,7 +396,7 @@ def _live(job: jobs.Job, detail: job_details.Detail) -> int | Absent:
 
 
 def _detail(detail: job_details.Detail) -> Detail | None:
-    """Return what a job says about itself; None when it has said nothing."""
+    """Return the progress of a job; None if it has reported none."""
     said = {name: value for name in ("step", "done", "total", "rate") if (value := getattr(detail, name)) is not None}
     if detail.steps:
         said["steps"] = [Step(step.name, step.state, step.seconds) for step in detail.steps]
@@ -385,7 +404,7 @@ def _detail(detail: job_details.Detail) -> Detail | None:
 
 
 def failure_of(text: str | None, *, with_traceback: bool = True) -> Failure | None:
-    """Return what went wrong; where in the code it did is not for everybody."""
+    """Return the error of a job; with the traceback only if the caller may see it."""
     error = read_error(text)
     if error is None:
         return None
@@ -394,7 +413,7 @@ def failure_of(text: str | None, *, with_traceback: bool = True) -> Failure | No
 
 
 def listed(job: jobs.Job, *, parts: Collection[str] = CONTENT, largest: int = LISTED_BYTES_MAX) -> jobs.Job:
-    """Return a job as lists have it: what is large is left out, and named in `omitted`; so is a large traceback."""
+    """Convert a job for a list: large values, also a large traceback, are left out and named in `omitted`."""
     large = [name for name in parts if (text := getattr(job, name)) is not None and is_longer(text, largest)]
     changes: dict[str, Any] = {name: "null" if name == "args" else None for name in large}
     if job.error is not None and is_longer(job.error, largest) and (error := read_error(job.error)) is not None:
@@ -407,7 +426,7 @@ def listed(job: jobs.Job, *, parts: Collection[str] = CONTENT, largest: int = LI
 
 
 def attempt_of(attempt: Mapping[str, Any], *, with_traceback: bool = True) -> Attempt:
-    """Return an attempt that has ended."""
+    """Convert a finished attempt."""
     return Attempt(
         attempt=attempt["attempt"],
         node=attempt["node"],
@@ -421,11 +440,11 @@ def attempt_of(attempt: Mapping[str, Any], *, with_traceback: bool = True) -> At
 
 
 def line_of(line: Mapping[str, Any]) -> LogLine:
-    """Return a line of a job's log; its level and logger are stored in the name of its stream."""
+    """Convert a log line; its level and logger are stored in the name of its stream."""
     stream, level, logger = read_stream(line["stream"])
     return LogLine(**{**line, "at": stamp(line["at"]), "stream": stream}, level=level, logger=logger)
 
 
 def entry_of(event: Mapping[str, Any]) -> HistoryEntry:
-    """Return an entry of a job's history."""
+    """Convert an entry of a job's history."""
     return HistoryEntry(event["seq"], event["event"], read_json(event["data"]), stamp(event["at"]))

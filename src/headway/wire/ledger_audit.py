@@ -45,7 +45,7 @@ class AuditFinding(Resource, kw_only=True):
     known_by=frozenset({"expected", "recorded", "ok"}),
 )
 class LedgerAudit(Resource):
-    """Expected instants against recorded ones: of a page of schedules, or of all."""
+    """The result of an audit: expected instants against recorded ones, of a page of schedules or of all."""
 
     schedules: Count
     expected: Count
@@ -54,7 +54,7 @@ class LedgerAudit(Resource):
     duplicates: list[AuditFinding]
     phantoms: list[AuditFinding]
     unreadable: list[AuditFinding]
-    totals: Annotated[dict[str, int], msgspec.Meta(description="how many findings of each kind there are in all")]
+    totals: Annotated[dict[str, int], msgspec.Meta(description="the total number of findings of each kind")]
     ok: bool
     since: Time | None = None
     until: Time | None = None

@@ -1,4 +1,4 @@
-"""Mask secrets by their names, everywhere that data of users is shown."""
+"""Mask secrets by their names, wherever user data is shown."""
 
 import re
 from functools import lru_cache
@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 MASK: Final = "***"
 DEPTH_SHOWN: Final = 100  # Deeper than a request body may be.
-# A word of a name after which a secret follows, in small letters. Some people write two words as one: dbpassword.
+# A word of a name that marks a secret, in lowercase. Some names join two words: dbpassword.
 _SECRET: Final = re.compile(
     r"""
       ^pass(?!ag|ed|eng|es|i[nov]|able|over|th)                               # pass, passwd; not passenger, passed
@@ -18,7 +18,7 @@ _SECRET: Final = re.compile(
     """,
     re.VERBOSE,
 )
-# What is in every name that the other expression finds something in; most names are done with after a look for it.
+# A fast pre-check: every name that the other expression matches also matches this one.
 _HINT: Final = re.compile("pass|pwd|pw|token|secret|cred|jwt|bearer|cookie|key|auth")
 _WORD_ENDS: Final = re.compile(r"[\W\d_]+|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _NO_LETTERS: Final = re.compile(r"[\W\d_]+")
@@ -29,8 +29,8 @@ _NAME_LENGTH_KEPT: Final = 64
 
 
 def masked(value: Any, depth: int = DEPTH_SHOWN) -> Any:
-    """Hide what looks like a secret by its name, however deep it is; what is deeper than anybody reads is left out."""
-    kind = type(value)  # As JSON was read: nothing is derived from these two, and asking so costs a fifth.
+    """Mask values whose names look like secrets, at any depth; very deep values are left out."""
+    kind = type(value)  # Exact types, as the JSON parser returns: a fifth of the cost of isinstance.
     if kind is not dict and kind is not list:
         return value
     if not depth:
@@ -48,7 +48,7 @@ def masked(value: Any, depth: int = DEPTH_SHOWN) -> Any:
 
 
 def unmasked(value: Any, stored: Any) -> Any:
-    """Put back what was masked: who reads a definition, changes it and writes it back has not seen its secrets."""
+    """Restore masked values: a client that reads, edits and writes back a definition has not seen its secrets."""
     if isinstance(value, dict):
         known = stored if isinstance(stored, dict) else {}
         return {
@@ -72,7 +72,7 @@ def _is_secret(name: object, value: object) -> bool:
 
 @lru_cache(_NAMES_KEPT)
 def _named(name: str) -> Literal["plain", "secret", "secrets"]:
-    """Say what is called so. A number of secrets is none: max_tokens, key_size."""
+    """Return whether a name marks a secret. Counts do not: max_tokens, key_size."""
     if not _HINT.search(name.lower()):
         return "plain"
     words = {*_WORD_ENDS.sub(" ", name).lower().split(), *_NO_LETTERS.sub(" ", name).lower().split()}

@@ -20,7 +20,7 @@ from headway.wire.base import Count, Resource, Time, example
     known_by=frozenset({"id", "roles", "beat_at"}),
 )
 class Node(Resource):
-    """A process of Headway, by its own account at its last heartbeat."""
+    """A process of Headway, as it described itself in its last heartbeat."""
 
     id: str
     name: str
@@ -48,7 +48,7 @@ class Node(Resource):
     known_by=frozenset({"id", "slots", "tasks"}),
 )
 class Worker(Resource):
-    """A process that runs jobs, by its own account at its last heartbeat."""
+    """A process that runs jobs, as it described itself in its last heartbeat."""
 
     id: str
     name: str
@@ -68,7 +68,7 @@ class Worker(Resource):
     known_by=frozenset({"id", "name", "draining"}),
 )
 class DrainingWorker(Resource):
-    """A worker that was told to finish and leave."""
+    """A worker that was asked to drain."""
 
     id: str
     name: str

@@ -1,4 +1,4 @@
-"""Figures, alerts and series as JSON."""
+"""Statistics, alerts and series as JSON."""
 
 from typing import Annotated, Any, Final
 
@@ -17,11 +17,11 @@ class StoreState(Resource, kw_only=True):
 
     kind: str
     version: str
-    url: Annotated[str, msgspec.Meta(description="without its password; only on the store itself")] | Absent = UNSET
+    url: Annotated[str, msgspec.Meta(description="without its password; only for a local store")] | Absent = UNSET
     latency_ms: float
 
 
-class Leader(Resource):
+class LeadingNode(Resource):
     """A node that decides schedules; `token` is its fencing token."""
 
     name: str
@@ -31,7 +31,7 @@ class Leader(Resource):
 
 
 class Shard(Resource):
-    """A part of the schedules, and the node that decides it."""
+    """A shard of the schedules, and the node that decides it."""
 
     role: str
     name: str
@@ -56,7 +56,7 @@ class ScheduleFigures(Resource):
     total: Count
     paused: Count
     late: Count
-    attention: Annotated[int, msgspec.Meta(ge=0, description="how many cannot be planned")]
+    attention: Annotated[int, msgspec.Meta(ge=0, description="the number that cannot be planned")]
     next_at: Time | None
     coming: list[ComingSchedule]
     last_day: dict[str, Count]
@@ -104,7 +104,7 @@ class MissedSchedule(Resource):
 
 
 class LastHour(Resource):
-    """How the jobs of the last hour ended. The window is shorter where there were too many to count."""
+    """How the jobs of the last hour ended. The window is shorter if there were too many to count."""
 
     CANCELLED: Count
     COMPLETED: Count
@@ -182,25 +182,23 @@ _SCHEDULE: Final = {"schedule": "daily-report", "tenant": "default"}
     known_by=frozenset({"queues", "degraded", "last_hour"}),
 )
 class Stats(Resource, kw_only=True):
-    """Jobs, queues and schedules in figures. Store, leader, nodes and workers are absent for one tenant."""
+    """Statistics of jobs, queues and schedules. Store, leader, nodes and workers are absent for one tenant."""
 
     store: StoreState | Absent = UNSET
-    leader: Leader | Absent | None = UNSET
+    leader: LeadingNode | Absent | None = UNSET
     shards: list[Shard] | Absent = UNSET
     nodes: list[Node] | Absent = UNSET
     workers: list[Worker] | Absent = UNSET
     queues: list[Queue]
     jobs: Annotated[dict[str, Count], msgspec.Meta(description="unfinished jobs by status")]
     schedules: ScheduleFigures
-    oldest_undecided_seconds: Annotated[
-        float, msgspec.Meta(ge=0, description="age of the oldest instant that is not decided")
-    ]
+    oldest_undecided_seconds: Annotated[float, msgspec.Meta(ge=0, description="age of the oldest undecided instant")]
     dead: DeadLetterFigures
     failing: list[FailingSchedule]
     missed: list[MissedSchedule]
     degraded: Annotated[list[str], msgspec.Meta(description="faults in words")]
     at: Time
-    tenant: Annotated[str | None, msgspec.Meta(description="the tenant that the figures are about; null for all")]
+    tenant: Annotated[str | None, msgspec.Meta(description="the tenant of these statistics; null for all")]
     oldest_pending_seconds: Seconds
     last_hour: LastHour
 
@@ -215,11 +213,11 @@ class Stats(Resource, kw_only=True):
     known_by=frozenset({"code", "target", "message", "cure"}),
 )
 class Alert(Resource, kw_only=True):
-    """A problem that needs an operator, with the command or action that cures it."""
+    """A problem that needs an operator, with the command or action that fixes it."""
 
     code: Annotated[str, msgspec.Meta(description="for programs; it stays the same")]
     target: str | None = None
-    tenant: Annotated[str, msgspec.Meta(description="of the target, where that is a schedule")] | Absent = UNSET
+    tenant: Annotated[str, msgspec.Meta(description="the tenant of the target, if that is a schedule")] | Absent = UNSET
     message: Annotated[str, msgspec.Meta(description="for people")]
     cure: str
 
@@ -237,7 +235,7 @@ class AlertList(Resource):
 
 
 class Point(Resource):
-    """How the jobs ended within one step of time; durations are those of completed jobs, in seconds."""
+    """How the jobs of one time step ended; durations are those of completed jobs, in seconds."""
 
     at: Time
     cancelled: Count
@@ -276,4 +274,4 @@ class Series(Resource):
     until: Time
     step_seconds: int
     points: list[Point]
-    truncated: Annotated[bool, msgspec.Meta(description="whether earlier jobs were left out, as there were too many")]
+    truncated: Annotated[bool, msgspec.Meta(description="whether earlier jobs were left out: there were too many")]

@@ -28,7 +28,7 @@ class When(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ScheduleBody(When, forbid_unknown_fields=True, kw_only=True):
-    """What runs, when, and what to do when it cannot. What is left out, or null, is the default."""
+    """What runs, when, and the policies. Missing or null fields have the default."""
 
     EXAMPLE: ClassVar[dict[str, Any]] = {
         "task": "report",
@@ -77,7 +77,7 @@ class SchedulesBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class PreviewBody(When, forbid_unknown_fields=True, kw_only=True, rename={"since": "from"}):
-    """A rule that is not stored, and how much of it to show."""
+    """A trigger that is not stored, and how many instants to show."""
 
     EXAMPLE: ClassVar[dict[str, Any]] = {
         "cron": "30 2 * * *",

@@ -75,11 +75,11 @@ _PREVIEW: Final = {
 
 @example(_PREVIEW, known_by=frozenset({"instant", "local"}))
 class Preview(Resource):
-    """An instant to come."""
+    """A future instant."""
 
     instant: Time
-    local: Annotated[str, msgspec.Meta(description="the same by the clock of the trigger's zone")]
-    note: Annotated[str | None, msgspec.Meta(description="what daylight saving does to it")]
+    local: Annotated[str, msgspec.Meta(description="the same in the time zone of the trigger")]
+    note: Annotated[str | None, msgspec.Meta(description="how daylight saving affects it")]
 
 
 class PauseOfSchedule(Resource):
@@ -92,7 +92,7 @@ class PauseOfSchedule(Resource):
 
 
 class Recent(Resource):
-    """A decision in short, and what became of its job."""
+    """A decision in short, with the status of its job."""
 
     at: Time
     count: Annotated[int, msgspec.Meta(ge=1)]
@@ -103,7 +103,7 @@ class Recent(Resource):
 
 
 def recent_of(decision: Mapping[str, Any]) -> Recent:
-    """Write a decision in short."""
+    """Convert a decision to its short form."""
     return Recent(
         at=stamp(decision["instant"]),
         count=decision["count"],
@@ -168,8 +168,8 @@ class Schedule(Resource):
     paused: bool
     pause: PauseOfSchedule | None
     attention: str | None
-    failing: Annotated[int, msgspec.Meta(description="how many of its last jobs failed in a row")]
-    recent: Annotated[list[Recent], msgspec.Meta(description="its newest decisions, where asked for")] | Absent = UNSET
+    failing: Annotated[int, msgspec.Meta(description="the number of consecutive failures of its last jobs")]
+    recent: Annotated[list[Recent], msgspec.Meta(description="its newest decisions, if requested")] | Absent = UNSET
     omitted: Omitted | Absent = UNSET
     next: Annotated[list[Preview], msgspec.Meta(description="the next instants; not in lists")] | Absent = UNSET
     outcome: Annotated[Outcome, msgspec.Meta(description="what a PUT did")] | Absent = UNSET
@@ -178,7 +178,7 @@ class Schedule(Resource):
 
 
 def schedule_of(schedule: schedules.Schedule, now: Instant) -> Schedule:
-    """Write a schedule with every policy, also where it is the default."""
+    """Convert a schedule with every policy, including defaults."""
     pause = schedule.paused_at(now)
     return Schedule(
         name=schedule.name,
@@ -196,7 +196,7 @@ def schedule_of(schedule: schedules.Schedule, now: Instant) -> Schedule:
 
 
 def listed_schedule(schedule: schedules.Schedule, now: Instant) -> Schedule:
-    """Write a schedule for a list: large arguments are left out, and named in `omitted`."""
+    """Convert a schedule for a list: large arguments are left out, and named in `omitted`."""
     if not is_longer(schedule.spec.args, LISTED_BYTES_MAX):
         return schedule_of(schedule, now)
     brief = schedule_of(replace(schedule, spec=replace(schedule.spec, args="null")), now)
@@ -209,7 +209,7 @@ def _pause_of(pause: schedules.Pause) -> PauseOfSchedule:
 
 
 def definition_of(spec: ScheduleSpec) -> dict[str, Any]:
-    """Write a definition with every policy; secrets are masked."""
+    """Convert a definition with every policy; secrets are masked."""
     return {
         "task": spec.task,
         "trigger": trigger_to_dict(spec.trigger),
@@ -238,16 +238,16 @@ def definition_of(spec: ScheduleSpec) -> dict[str, Any]:
 
 
 def complete_definition(spec: ScheduleSpec) -> dict[str, Any]:
-    """Write a definition with every option and its secrets, so that nothing is left to the defaults of the task."""
+    """Convert a definition with every option and its secrets, so that nothing depends on the defaults of the task."""
     fields = {name: value for name, value in definition_of(spec).items() if name != "rule" and value is not None}
     if spec.tenant == DEFAULT_TENANT:
-        del fields["tenant"]  # The token says whose it is.
+        del fields["tenant"]  # The token determines the tenant.
     hook = {} if spec.callback_url is None else {"callback_url": spec.callback_url}
     return {**fields, **hook, "args": read_json(spec.args)}
 
 
 def short_definition(spec: ScheduleSpec) -> dict[str, Any]:
-    """Write a definition as its author would: defaults are left out, and secrets are masked."""
+    """Convert a definition to its short form: defaults are left out, and secrets are masked."""
     fields: dict[str, Any] = masked(spec.to_dict())
     return fields if spec.callback_url is None else {**fields, "callback_url": mask_url(spec.callback_url)}
 
@@ -260,12 +260,12 @@ def etag_of_schedule(schedule: Schedule) -> str:
 
 
 def schedule_cursor(ref: ScheduleRef) -> str:
-    """Write where a page of schedules ends."""
+    """Encode the cursor after a page of schedules."""
     return f"{quote(ref.tenant, safe='')}/{quote(ref.name, safe='')}"
 
 
 def read_schedule_cursor(cursor: str, tenant: str | None) -> ScheduleRef:
-    """Read where a page of one tenant's schedules, or of all, begins; a mere name is one of that tenant."""
+    """Decode the cursor of a page of one tenant's schedules, or of all; a plain name belongs to that tenant."""
     whose, slash, name = cursor.partition("/")
     if slash and tenant in (None, unquote(whose)):
         return ScheduleRef(unquote(whose), unquote(name))
@@ -304,7 +304,7 @@ class SchedulePlan(Resource):
 
 
 class ScheduleChange(Resource):
-    """What became, or would become, of one of many schedules."""
+    """The outcome, or planned outcome, for one of many schedules."""
 
     name: str
     tenant: str
@@ -335,7 +335,7 @@ class ScheduleChange(Resource):
     known_by=frozenset({"items", "dry_run"}),
 )
 class AppliedSchedules(Resource):
-    """What became, or would become, of many schedules, in the order of the request."""
+    """The outcomes, or planned outcomes, for many schedules, in the order of the request."""
 
     items: list[ScheduleChange]
     dry_run: bool
@@ -365,7 +365,7 @@ class RemovedSchedule(Resource):
     known_by=frozenset({"rule", "tz", "items"}),
 )
 class Previews(Resource, kw_only=True):
-    """The next instants of a schedule, or of a rule that is not stored."""
+    """The next instants of a schedule, or of a trigger that is not stored."""
 
     name: str | Absent = UNSET
     tenant: str | Absent = UNSET
@@ -392,7 +392,7 @@ class Previews(Resource, kw_only=True):
     known_by=frozenset({"schedule", "instant", "outcome"}),
 )
 class Occurrence(Resource, kw_only=True):
-    """What was decided about an instant of a schedule, or about a run of them that ended alike."""
+    """The decision about an instant of a schedule, or about a run of instants with equal decisions."""
 
     schedule: str
     tenant: str
@@ -406,7 +406,7 @@ class Occurrence(Resource, kw_only=True):
 
 
 def occurrence_of(occurrence: occurrences.Occurrence) -> Occurrence:
-    """Write a decision; a run of equal ones has `until` and `count`."""
+    """Convert a decision; a run of equal ones has `until` and `count`."""
     return Occurrence(
         schedule=occurrence.schedule,
         tenant=occurrence.tenant,
@@ -425,7 +425,7 @@ def occurrence_of(occurrence: occurrences.Occurrence) -> Occurrence:
     known_by=frozenset({"id", "type", "outcome", "message"}),
 )
 class TriggeredJob(Job, kw_only=True):
-    """The job that was started by hand, or the one in its place."""
+    """The job that was triggered, or the live one instead of it."""
 
     outcome: Literal["started", "not started"]
     message: Annotated[str | None, msgspec.Meta(description="why no job was started")]
@@ -452,7 +452,7 @@ class Backfill(Resource):
 
 
 class CalendarDay(Resource):
-    """A day of a schedule: what was decided, and how the jobs ended."""
+    """A day of a schedule: its decisions, and how the jobs ended."""
 
     day: str
     outcomes: dict[str, int]
@@ -469,7 +469,7 @@ class CalendarDay(Resource):
     known_by=frozenset({"year", "days"}),
 )
 class Calendar(Resource):
-    """A year of a schedule by days."""
+    """A year of a schedule, by day."""
 
     year: int
     tz: str

@@ -1,7 +1,7 @@
-"""Errors as JSON, and how the specification recognizes the resource that an example shows.
+"""Errors as JSON, and how the specification recognizes the resource in an example.
 
-An answer in a table of routes is an example. Where its names are those of a resource, the specification refers to the
-resource, so that a job is the same `Job` wherever it turns up.
+A response in a route table is an example. If its names are those of a resource, the specification refers to the
+resource, so that a job is the same `Job` everywhere.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class Problem(Resource):
 
 
 class Error(Resource):
-    """The body of every answer from 400 on."""
+    """The body of every response from 400 on."""
 
     error: Problem
     request_id: Annotated[str, msgspec.Meta(description="also in the header X-Request-ID, and in the log")]
@@ -35,7 +35,7 @@ def _names(shape: type[Resource]) -> frozenset[str]:
 
 
 def shape_of(example: Mapping[str, Any]) -> type[Resource] | None:
-    """Return the shape of which an example has the names, or the most telling of them; None when it has others."""
+    """Return the resource whose names, or most distinctive names, an example has; None if it has others."""
     for shape, (_, telling) in EXAMPLES.items():
         if telling <= example.keys() <= _names(shape):
             return shape
@@ -43,7 +43,7 @@ def shape_of(example: Mapping[str, Any]) -> type[Resource] | None:
 
 
 def whole(example: Any) -> Any:
-    """Fill up the shapes in an example that was written shorter, so that those who read it see all the names."""
+    """Complete the resources in a short example, so that readers see all fields."""
     match example:
         case dict():
             shape = shape_of(example)

@@ -26,10 +26,10 @@ _WEBHOOK: Final[dict[str, Any]] = {
 
 @example(_WEBHOOK, known_by=frozenset({"id", "events", "secrets"}))
 class Webhook(Resource):
-    """A URL that is notified when jobs end. Without a URL it stands for the `callback_url` of its tenant's jobs."""
+    """A URL that is notified when jobs end. Without a URL it represents the `callback_url` of its tenant's jobs."""
 
     id: str
-    tenant: Annotated[str, msgspec.Meta(description="whose jobs; `*` for all tenants")]
+    tenant: Annotated[str, msgspec.Meta(description="the tenant of the jobs; `*` for all tenants")]
     url: str | None
     events: list[str]
     note: str
@@ -37,7 +37,7 @@ class Webhook(Resource):
     disabled_at: Time | None
     created_at: Time
     created_by: str
-    secrets: Annotated[int, msgspec.Meta(ge=0, description="how many secrets sign each message")]
+    secrets: Annotated[int, msgspec.Meta(ge=0, description="the number of secrets that sign each message")]
 
 
 @example({**_WEBHOOK, "secret": "whsec_…"}, known_by=frozenset({"id", "events", "secrets", "secret"}))
@@ -48,7 +48,7 @@ class WebhookWithSecret(Webhook):
 
 
 class Outcome(Resource):
-    """The result of one try to deliver a message."""
+    """The result of one delivery attempt."""
 
     at: Time
     code: Annotated[int | None, msgspec.Meta(description="the status code of the response")]
@@ -74,7 +74,7 @@ class Outcome(Resource):
     known_by=frozenset({"id", "endpoint", "outcomes"}),
 )
 class Delivery(Resource):
-    """A message to a webhook, with its last tries."""
+    """A message to a webhook, with its last attempts."""
 
     id: str
     endpoint: Annotated[str, msgspec.Meta(description="the id of the webhook")]
@@ -84,14 +84,14 @@ class Delivery(Resource):
     url: str
     status: DeliveryStatus
     tries: Count
-    next_at: Annotated[Time | None, msgspec.Meta(description="when the next try is due")]
+    next_at: Annotated[Time | None, msgspec.Meta(description="when the next attempt is due")]
     created_at: Time
     ended_at: Time | None
     outcomes: list[Outcome]
 
 
 def webhook_of(endpoint: stored.Endpoint, now: Instant) -> Webhook:
-    """Write a webhook without its secrets."""
+    """Convert a webhook, without its secrets."""
     return Webhook(
         id=endpoint.id,
         tenant=endpoint.tenant,
@@ -107,13 +107,13 @@ def webhook_of(endpoint: stored.Endpoint, now: Instant) -> Webhook:
 
 
 def webhook_with_secret(endpoint: stored.Endpoint, now: Instant) -> WebhookWithSecret:
-    """Write a webhook with its newest secret, for whoever has just created that."""
+    """Convert a webhook with its newest secret, for the response that creates it."""
     shown = msgspec.structs.asdict(webhook_of(endpoint, now))
     return WebhookWithSecret(**shown, secret=endpoint.secrets[0].value)
 
 
 def delivery_of(delivery: stored.Delivery) -> Delivery:
-    """Write a delivery with its last tries."""
+    """Convert a delivery with its last attempts."""
     return Delivery(
         id=delivery.id,
         endpoint=delivery.endpoint,

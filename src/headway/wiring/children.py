@@ -19,7 +19,7 @@ LIVE_REPORT_EVERY_S: Final = 0.02
 
 
 def child_pool_plan(settings: Settings, store: str | None = None) -> ChildPoolPlan:
-    """Say how many children of which kind a worker has; their app uses its own store unless another is given."""
+    """Return how many children of which kind a worker has; their app uses its own store unless one is given."""
     return ChildPoolPlan(
         command=child_command(settings.app),
         environ={  # Not in the command, which every user of the machine can read.
@@ -36,12 +36,12 @@ def child_pool_plan(settings: Settings, store: str | None = None) -> ChildPoolPl
 
 
 def _cores() -> int:
-    """Count the cores that this process may use; not every system tells which those are."""
+    """Count the cores that this process may use, if the system reports that, else all."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Described(Protocol):
-    """What a supervisor is told of an app."""
+    """The description of an app for the supervisor."""
 
     @property
     def name(self) -> str:

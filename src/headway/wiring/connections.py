@@ -1,8 +1,8 @@
-"""What an app is connected to: its settings, its clock, and a store per event loop or per blocking thread.
+"""The connections of an app: its settings, its clock, and a store per event loop or per blocking thread.
 
-A coroutine uses the store of the running event loop. A blocking call on a SQLite file uses a connection of its own
-thread and runs right there, since every hop to another thread costs about as much as a commit. Every other blocking
-call runs on an event loop in the background.
+A coroutine uses the store of the running event loop. A blocking call on a SQLite file uses a connection of the calling
+thread and runs there, since every hop to another thread costs about as much as a commit. Every other blocking call runs
+on an event loop in the background.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ R = TypeVar("R")
 
 
 class _Thread(threading.local):
-    """What each thread has for its blocking calls on SQLite: a store, and whether such a call is under way."""
+    """The state of each thread for blocking calls on SQLite: a store, and whether such a call is in progress."""
 
     store: Store | None = None
     process: int = 0
@@ -87,7 +87,7 @@ class Connections:
 
     @contextmanager
     def moved_to(self, store: Store, clock: Clock) -> Iterator[None]:
-        """Use another store and clock within a block. The store must be one that answers at once."""
+        """Use another store and clock within a block. The store must answer without waiting."""
         before = self._moved_to, self._clock
         self._moved_to, self._clock = store, clock
         try:
@@ -108,18 +108,18 @@ class Connections:
     # --- the blocking facade
 
     def blocking(self, coroutine: Coroutine[Any, Any, R]) -> R:
-        """Run one of this app's coroutines and wait for it: in this thread on a SQLite file, else in the background."""
+        """Run a coroutine of this app and wait for it: in this thread for a SQLite file, else in the background."""
         is_file = self._dialect == "sqlite" and path_of(self.settings.store) != ":memory:"
         return self._inline(coroutine) if self._is_moved or is_file else self._portal.call(coroutine)
 
     def _renewing(self, coroutine: Coroutine[Any, Any, R]) -> R:
-        """Run a coroutine of a lock and wait for it: where it can be renewed, which needs an event loop."""
+        """Run a coroutine of a lock and wait for it, on the background event loop, where the lock can be renewed."""
         return self._inline(coroutine) if self._is_moved else self._portal.call(coroutine)
 
     def _inline(self, coroutine: Coroutine[Any, Any, R]) -> R:
         self._thread.calls += 1
         try:
-            return run_inline(coroutine, else_say="a blocking call on SQLite waited for something else than SQLite")
+            return run_inline(coroutine, else_say="a blocking call on SQLite awaited something other than SQLite")
         finally:
             self._thread.calls -= 1
 
@@ -132,10 +132,10 @@ class Connections:
     def lock(
         self, name: str, *, ttl: DurationLike = TTL_DEFAULT, timeout: DurationLike | None = None, blocking: bool = True
     ) -> Lock:
-        """Return a lock on a name, over all hosts, for `async with`; it renews itself for as long as the body runs.
+        """Return a lock on a name, across all hosts, for `async with`; it renews itself while the body runs.
 
-        It is waited for, at most `timeout`, or not at all unless `blocking`; then `LockHeld` is raised. After a crash
-        others get it when `ttl` is over. When it is lost, the body is cancelled and `LeaseLost` is raised.
+        Entering waits for the lock up to `timeout`, or not at all if `blocking` is false; then it raises `LockHeld`.
+        After a crash others get it when `ttl` is over. If it is lost, the body is cancelled and `LeaseLost` is raised.
         """
         wish = Wish.of(name, ttl, timeout, blocking)
         return Lock(wish, self._grants, clock=self._clock, holder_name=self.settings.node)
@@ -143,9 +143,9 @@ class Connections:
     def lock_sync(
         self, name: str, *, ttl: DurationLike = TTL_DEFAULT, timeout: DurationLike | None = None, blocking: bool = True
     ) -> SyncLock:
-        """Return a lock on a name, over all hosts, for `with`; it is renewed in the background.
+        """Return a lock on a name, across all hosts, for `with`; it is renewed in the background.
 
-        The body cannot be stopped when the lock is lost: `lock.check()` raises then, and so does the end of the body.
+        The body cannot be stopped if the lock is lost: `lock.check()` raises then, and so does the end of the body.
         """
         return SyncLock(
             Wish.of(name, ttl, timeout, blocking),
@@ -157,7 +157,7 @@ class Connections:
         )
 
     def leader(self, name: str, *, ttl: DurationLike = TTL_DEFAULT) -> Leader:
-        """Return a role that one process at a time has: `async with` waits for one term of it, `async for` for all."""
+        """Return a role that one process holds at a time: `async with` waits for one term, `async for` for all."""
         wish = Wish.of(name, ttl, None, blocking=True)
         return Leader(
             lambda: LeaderTerm(wish, self._grants, clock=self._clock, holder_name=self.settings.node),
@@ -165,25 +165,25 @@ class Connections:
         )
 
     def leader_sync(self, name: str, *, ttl: DurationLike = TTL_DEFAULT) -> SyncLock:
-        """Return a role that one process at a time has; `with` waits for one term of it."""
+        """Return a role that one process holds at a time; `with` waits for one term."""
         return self.lock_sync(name, ttl=ttl)
 
     # --- the API
 
     def api(self) -> "Api":
-        """Return the API as an ASGI application, to be served alone or mounted into another.
+        """Return the API as an ASGI application, to serve alone or to mount into another one.
 
-        It starts with its first request and ends with the loop. Who may use it is decided by its tokens, as everywhere;
-        behind an application of your own requests come from everywhere, so without a token it answers nobody.
+        It starts with its first request and ends with the event loop. Access is by token, as always. Since requests can
+        come from anywhere through your application, it refuses all of them until there is a token.
         """
         from headway.wiring.roles import mounted_api
 
         return mounted_api(self.store, self.settings, self._clock, self.tasks)
 
-    # --- what calls need of the store
+    # --- the store
 
     async def _grants(self) -> Grants:
-        """Return what users' locks need."""
+        """Return the source of locks for users."""
         store = await self.store()
         if self._is_moved or self.settings.coordination == "store":
             return grants_of(store, None)

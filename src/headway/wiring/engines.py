@@ -1,7 +1,7 @@
-"""Open the foreign systems that the settings name: coordination engine, transport, live progress.
+"""Open the external systems that the settings name: coordination engine, transport, live progress.
 
-Each function returns None, or the plain store, where the settings leave the work to the store alone. Clients of
-foreign systems are imported only where one is used.
+Each function returns None, or the plain store, if the settings leave the work to the store alone. Clients of external
+systems are imported only if they are used.
 """
 
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ def engine_of(settings: Settings, clock: Clock, node: str | None = None) -> Engi
 
 
 def admission_of(store: Store, settings: Settings, clock: Clock) -> AdmittedLeases | None:
-    """Put the coordination engine in front of the store's leases; None where the store grants leases alone."""
+    """Put the coordination engine in front of the store's leases; None if the store grants leases alone."""
     if settings.coordination == "store":
         return None
     return AdmittedLeases(
@@ -34,7 +34,7 @@ def admission_of(store: Store, settings: Settings, clock: Clock) -> AdmittedLeas
 
 
 def grants_of(store: Store, admission: AdmittedLeases | None) -> Grants:
-    """Return what users' locks need of a store and of its coordination engine."""
+    """Return the source of locks for users: a store and its coordination engine."""
     if admission is None:
         return Grants(store.leases, store.leases.held)
     return Grants(admission, store.leases.held, lambda: admission.state["trouble"])
@@ -48,7 +48,7 @@ def transport_of(settings: Settings, clock: Clock) -> Transport:
 
 
 def dispatched(store: Store, settings: Settings, clock: Clock) -> tuple[Store, Dispatch | None]:
-    """Have a transport announce the ready jobs of a store; None where the store wakes workers alone."""
+    """Let a transport announce the ready jobs of a store; None if the store wakes workers alone."""
     if settings.transport == "store":
         return store, None
     dispatch = Dispatch.by(transport_of(settings, clock), clock)
@@ -78,7 +78,7 @@ def live_view_at(url: str, clock: Clock) -> LiveView:
 
 @asynccontextmanager
 async def opened_store(settings: Settings, clock: Clock) -> AsyncIterator[Store]:
-    """Open a store for a block; a transport, where there is one, is told of the jobs that become ready meanwhile."""
+    """Open a store for a block; jobs that become ready meanwhile are announced to the transport, if there is one."""
     store = await Store.open(settings.store, clock, synchronous=settings.sqlite_synchronous)
     announcer = BackgroundAnnouncer(lambda: transport_of(settings, clock), clock)
     try:

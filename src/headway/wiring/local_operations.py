@@ -76,7 +76,7 @@ async def open_local(settings: Settings) -> AsyncIterator[OpenStore]:
 
 
 async def read_time(store: Store, clock: Clock) -> float:
-    """Set a clock to the store's time; return how many seconds the answer took."""
+    """Set a clock to the store's time; return the seconds that the request took."""
     sent = clock.monotonic()
     rows = await store.driver.fetch(call("time"))
     clock.observe(rows[0]["now"], sent=sent)
@@ -84,7 +84,7 @@ async def read_time(store: Store, clock: Clock) -> float:
 
 
 def is_missing(url: str) -> bool:
-    """Say whether an embedded store does not exist yet; opening it would create an empty one."""
+    """Return whether an embedded store does not exist yet; opening it would create an empty one."""
     if not url.startswith("sqlite://") or (path := path_of(url)) == ":memory:":
         return False
     try:
@@ -92,12 +92,12 @@ def is_missing(url: str) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError:
-        return False  # Opening it reports what is wrong.
+        return False  # Opening it reports the error.
     return False
 
 
 def no_store(url: str) -> StoreUnavailable:
-    """Return the error for a store that does not exist yet, with its cure."""
+    """Return the error for a store that does not exist yet, with the remedy."""
     hint = "; tasks do not inherit HEADWAY_STORE unless HEADWAY_TASK_ENV names it" if MARK in os.environ else ""
     return StoreUnavailable(
         f"there is no store at {path_of(url)} yet; `headway migrate` makes one, --store or HEADWAY_STORE names another"

@@ -16,7 +16,7 @@ lock_wish: Final = Wish.of
 
 @asynccontextmanager
 async def hold_lock(settings: Settings, wish: Wish) -> AsyncIterator[Lock]:
-    """Hold a lock for the time of a block."""
+    """Hold a lock during a block."""
     clock = Clock(node="lock")
     store = await Store.open(settings.store, clock, synchronous=settings.sqlite_synchronous)
     admission = admission_of(store, settings, clock)

@@ -1,4 +1,4 @@
-"""Maintain a store: bring its schema up to date."""
+"""Maintain a store: migrate its schema."""
 
 from headway.core.settings import Settings
 from headway.store import open_driver
@@ -6,7 +6,7 @@ from headway.store.migrations import migrate, schema_version
 
 
 async def migrate_store(settings: Settings, node: str) -> tuple[int, int]:
-    """Bring a store to the schema of this program; return the versions before and after."""
+    """Migrate a store to the schema of this program; return the versions before and after."""
     driver = open_driver(settings.store, node=node, synchronous=settings.sqlite_synchronous)
     try:
         before, after = await migrate(driver)

@@ -1,18 +1,18 @@
-"""One process of Headway: the loops of its roles, and the order in which they begin and end.
+"""One process of Headway (a node): the loops of its roles, and the order in which they start and stop.
 
-    heartbeat     says that the node lives, hears the store's time, learns who else is there
+    heartbeat     renews the node's row, reads the store's time and the other nodes
     shards        holds leases on shards of schedules        (role scheduler)
     scheduler     decides due instants                       (with a shard's lease, or with a lock per instant)
-    housekeeping  holds the lease on the housekeeping        (any role: whoever lives keeps house)
+    housekeeping  holds the lease on the housekeeping        (any role: every node can do it)
     promoter      makes due jobs ready                       (with the housekeeping lease)
     janitor       expires, ends, revives, prunes             (with the housekeeping lease)
-    claimer · keeper · settler · reporter · watchman         (role worker, see worker/supervisor.py)
-    announcer     tells a transport of ready jobs            (with a transport)
-    hinter        takes its hints                            (role worker, with a transport)
+    claimer · lease_extender · settler · reporter · lease_watchdog    (role worker, see worker/supervisor.py)
+    announcer     sends hints about ready jobs               (with a transport)
+    hinter        receives those hints                       (role worker, with a transport)
 
-They start in any order, since each asks the store what it may do. Stop: take no more jobs and decide no more, let what
-runs end within the grace, hand the rest back, hand the leases over, say goodbye; so a clean stop makes nobody
-wait, and a crash costs one lease.
+They start in any order, since each asks the store what it may do. To stop, a node takes no more jobs and decides no
+more, lets running jobs end within the grace period, hands the rest back, releases its leases and signs off. So after a
+clean stop no other node has to wait; a crash costs the duration of one lease.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from headway.core.events import subscribed
 from headway.core.instants import SECOND
 from headway.core.json_values import JsonObject
 from headway.core.nodes import Node
-from headway.core.ports import AuditLog, Housekeeping, Leases, Ledger, Nodes, WakeUps
+from headway.core.ports import AuditLogPruning, Housekeeping, Leases, NodeRegistry, SchedulerLedger, WakeUps
 from headway.core.process_metrics import ProcessMetrics
 from headway.core.settings import Settings
 from headway.queue.announcer import Dispatch
@@ -45,29 +45,29 @@ API: Final = "api"
 HOUSEKEEPING: Final = "housekeeping"
 GOODBYE_S_MAX: Final = 2.0
 TRANSPORT_GOODBYE_S_MAX: Final = 0.3
-WORKER_GOODBYE_S_MAX: Final = 0.7  # A worker that ends has promised to be gone two seconds after its grace.
+WORKER_GOODBYE_S_MAX: Final = 0.7  # A stopping worker must be gone two seconds after its grace period.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    """Everything that a node needs of the outside."""
+class NodePorts:
+    """Everything that a node needs from outside."""
 
-    ledger: Ledger
+    ledger: SchedulerLedger
     housekeeping: Housekeeping
     leases: Leases
-    nodes: Nodes
+    nodes: NodeRegistry
     watch: Callable[[Callable[[str], None]], Awaitable[WakeUps]]
-    admission: AdmittedLeases | None = None  # The leases again, where another server than the store grants them.
-    audit_log: AuditLog | None = None  # Where there is one to be kept in bounds.
-    dispatch: Dispatch | None = None  # Who carries hints about ready jobs, where the store does not do it alone.
+    admission: AdmittedLeases | None = None  # The leases again, if a coordination engine grants them.
+    audit_log: AuditLogPruning | None = None  # Set if its size must be limited.
+    dispatch: Dispatch | None = None  # Carries hints about ready jobs, if the store does not do it alone.
 
 
 class EngineNode:
-    """One process in one role or several. Its id is `clock.node`, made anew with every start."""
+    """One process in one role or several. Its id is `clock.node`, new with every start."""
 
     def __init__(
         self,
-        world: World,
+        world: NodePorts,
         settings: Settings,
         clock: Clock,
         *,
@@ -89,7 +89,7 @@ class EngineNode:
         self._tally = ProcessMetrics(clock)
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
-        self._leaving = asyncio.Event()  # The grace runs from here; a drain alone takes as long as the jobs do.
+        self._leaving = asyncio.Event()  # The grace period starts here; a drain alone lasts as long as the jobs do.
         self._grace_s = settings.grace / SECOND
         self._shards = self._elector(lambda: self._scheduler_loop.idle_s())
         self._housekeeping = self._elector(lambda: max(self._promoter_loop.idle_s(), self._janitor_loop.idle_s()))
@@ -117,7 +117,7 @@ class EngineNode:
         self._meet([])
 
     async def run(self) -> None:
-        """Work until `stop`. An error that is not the store's absence ends the node, and leaves its leases in order."""
+        """Work until `stop`. Any error except an unavailable store ends the node, after it has released its leases."""
         with subscribed(self._tally):
             if self._supervisor is not None:
                 self._supervisor.reporter.begin_live()
@@ -141,7 +141,7 @@ class EngineNode:
                             await self._world.dispatch.transport.close()
 
     async def _run(self, loop: Loop) -> None:
-        """Run a loop. When it fails, the others are cancelled; one that loses the word of that must not live on."""
+        """Run a loop. If one fails, the others are cancelled; a loop that swallows its cancellation must still end."""
         try:
             await loop.run()
         except BaseException:
@@ -153,7 +153,7 @@ class EngineNode:
             loop.stop()
 
     def stop(self) -> None:
-        """End soon, in good order: what runs has the grace to end."""
+        """Stop gracefully: running jobs have the grace period to end."""
         self._leaving.set()
         self._wind_down()
 
@@ -163,17 +163,17 @@ class EngineNode:
             self._supervisor.drain("the worker ends")
 
     def hurry(self) -> None:
-        """End now: what runs is handed back at once."""
+        """Stop now: running jobs are handed back at once."""
         self._hurrying.set()
         self.stop()
 
     def holds(self) -> dict[str, int]:
-        """Return the roles that this node may act in at this moment, with their tokens."""
+        """Return the roles that this node holds now, with their tokens."""
         held = {**self._shards.held(), **self._housekeeping.held()}
         return {role: lease.token for role, lease in held.items()}
 
     async def _stop_deciding(self, deciding: list[asyncio.Task[None]]) -> None:
-        """Leave the schedules to others before the jobs are waited for."""
+        """Release the schedules before waiting for the jobs."""
         for loop in self._deciding_loops():
             loop.stop()
         if deciding:
@@ -183,9 +183,9 @@ class EngineNode:
                     await self._shards.resign()
 
     async def _drain(self, supervisor: Supervisor) -> None:
-        """Let what runs end, within the grace once it runs; then, or when told to hurry, hand it back."""
+        """Let running jobs end, within the grace period once it has started; then, or when hurried, hand them back."""
         await _first_of(supervisor.idle(), self._hurrying.wait(), self._grace_over())
-        with contextlib.suppress(TimeoutError, StoreError):  # It may be away: then the leases run out by themselves.
+        with contextlib.suppress(TimeoutError, StoreError):  # If it is unavailable, the leases expire by themselves.
             async with asyncio.timeout(HAND_BACK_S_MAX):
                 if not supervisor.is_idle:
                     supervisor.hand_back()
@@ -197,7 +197,7 @@ class EngineNode:
         await self._clock.rest(self._grace_s, asyncio.Event())
 
     def _asked(self, what: str) -> None:
-        """An operator wants something of this node. A drain takes as long as the jobs do, unless a signal follows."""
+        """Handle a request of an operator. A drain lasts as long as the jobs do, unless a signal follows."""
         if what == "drain":
             self._wind_down()
 
@@ -210,7 +210,7 @@ class EngineNode:
 
     @property
     def loops(self) -> tuple[Loop, ...]:
-        """Everything that turns here, also for whoever watches over it."""
+        """All loops of this node, also for health checks."""
         return (
             self._heartbeat_loop,
             self._house_loop,
@@ -223,7 +223,7 @@ class EngineNode:
 
     @property
     def dispatch(self) -> Dispatch | None:
-        """What carries hints about ready jobs, for whoever commits some beside this node."""
+        """The announcer of ready jobs, for other code in this process that commits some."""
         return self._world.dispatch
 
     def _elector(self, silence_s: Callable[[], float]) -> Elector:
@@ -277,7 +277,7 @@ class EngineNode:
         self._promoter_loop.wake()
 
     def _hear(self, topic: str) -> None:
-        """Wake whoever could find work after this commit; `anything` may be all of it."""
+        """Wake the loops that could find work after this commit; `anything` means all of them."""
         if self._supervisor is not None:
             self._supervisor.hear(topic)
         if topic == f"beat {self._clock.node}":
@@ -287,7 +287,7 @@ class EngineNode:
         if topic in ("waiting", "anything"):
             self._promoter_loop.wake()
         for elector, loop in ((self._shards, self._shards_loop), (self._housekeeping, self._house_loop)):
-            # A leader's renewal must not wake it: its own commit would wake it for ever.
+            # A leader's renewal must not wake it: it would wake itself for ever.
             if topic in ("leases", "anything") and elector.is_waiting():
                 loop.wake()
 
@@ -302,12 +302,12 @@ class EngineNode:
         ids = sorted({peer.id for peer in peers if self._shares_work(peer)} | {self._clock.node})
         share, rest = divmod(shards, len(ids))
         mine = share + (ids.index(self._clock.node) < rest)
-        # With fewer shards than nodes everybody may try, so that a free one is never left lying.
+        # With fewer shards than nodes every node may try, so that no shard stays free.
         if self._shards.seek([LeaderFencing.role(shard) for shard in range(shards)], max(mine, 1)):
             self._shards_loop.wake()
 
     def _shares_work(self, peer: Node) -> bool:
-        """A scheduler that beats while its loop stands still has stepped down; its shards are for the others."""
+        """A scheduler whose loop is stuck has stepped down despite its heartbeat; others take its shards."""
         said = peer.state.get("loops", {}).get("scheduler")
         silence_s = said if isinstance(said, int | float) else 0.0
         return SCHEDULER in peer.roles and silence_s <= self._settings.leader_lease / SECOND
@@ -329,7 +329,7 @@ class EngineNode:
         }
 
     async def _say_goodbye(self) -> None:
-        """Hand over what we hold. If the store does not answer, the leases run out by themselves."""
+        """Release our leases. If the store does not answer, they expire by themselves."""
         try:
             async with asyncio.timeout(GOODBYE_S_MAX if self._supervisor is None else WORKER_GOODBYE_S_MAX):
                 await self._shards.resign()
@@ -340,7 +340,7 @@ class EngineNode:
 
 
 async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
-    """Wait until one of several has come."""
+    """Wait until one of several events is set."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

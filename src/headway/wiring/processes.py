@@ -225,7 +225,7 @@ async def serve_api(
     tasks: Mapping[str, Task[Any, Any]] | None = None,
     node: EngineNode | None = None,
 ) -> None:
-    """Serve the API in this process until told to stop."""
+    """Serve the API in this process until asked to stop."""
     from headway.server.auth import require_credential
     from headway.server.http_server import serve, url_of
 

@@ -13,7 +13,7 @@ from headway.worker.http import HttpRefused, http_request
 
 @dataclass(frozen=True, slots=True)
 class ReadyMade:
-    """A function to register as a task, and the error after which another attempt would change nothing."""
+    """A function to register as a task, and the error after which a retry would not help."""
 
     function: Callable[..., dict[str, Any]]
     gives_up_on: type[Exception]

@@ -15,7 +15,7 @@ from headway.queue.announcer import Dispatch
 from headway.store import Store
 from headway.tasks.task import Task
 from headway.wiring.engines import admission_of, dispatched, live_of, live_view_of
-from headway.wiring.node import EngineNode, World
+from headway.wiring.node import EngineNode, NodePorts
 from headway.worker.child_pool_port import ChildPoolPort
 from headway.worker.supervisor import Supervisor
 
@@ -28,15 +28,15 @@ def new_node_id(clock: Clock) -> str:
     return clock.new_id("node")
 
 
-def world_of(store: Store, admission: AdmittedLeases | None = None, dispatch: Dispatch | None = None) -> World:
-    """Give a node what it needs of a store and of the servers beside it."""
+def world_of(store: Store, admission: AdmittedLeases | None = None, dispatch: Dispatch | None = None) -> NodePorts:
+    """Collect what a node needs from a store and from the servers beside it."""
 
     async def watch(hear: Callable[[str], None]) -> WakeUps:
         if admission is not None:
             await admission.watch(lambda: hear("leases"))
         return await store.watch(hear)
 
-    return World(
+    return NodePorts(
         ledger=store.ledger,
         housekeeping=store.housekeeping,
         leases=store.leases if admission is None else admission,
@@ -87,7 +87,7 @@ def api_node(store: Store, settings: Settings, clock: Clock, version: str = "") 
     return EngineNode(_world(store, settings, clock)[1], settings, clock, version=version, schedules=False, is_api=True)
 
 
-def _world(store: Store, settings: Settings, clock: Clock) -> tuple[Store, World]:
+def _world(store: Store, settings: Settings, clock: Clock) -> tuple[Store, NodePorts]:
     store, dispatch = dispatched(store, settings, clock)
     return store, world_of(store, admission_of(store, settings, clock), dispatch)
 
@@ -129,7 +129,7 @@ def api_of(
 def mounted_api(
     open_store: Callable[[], Awaitable[Store]], settings: Settings, clock: Clock, tasks: Mapping[str, Task[Any, Any]]
 ) -> "Api":
-    """Make the API of an app, to be mounted into another server: it answers nobody without a token."""
+    """Make the API of an app, to mount into another server: it requires a token."""
     from headway.wiring.api import new_api
 
     own = Clock(node=new_node_id(clock))

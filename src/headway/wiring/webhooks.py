@@ -15,8 +15,8 @@ class OneOffSender:
         self._clock = clock
 
     async def test(self, endpoint: Endpoint, url: str) -> Delivery:
-        """Send a test message to an endpoint, once, and return what came of it."""
-        from headway.server.webhook_sender import Deliverer  # Imported here, since it takes an HTTP client with it.
+        """Send a test message to an endpoint, once, and return the outcome."""
+        from headway.server.webhook_sender import Deliverer  # Imported here, since it imports an HTTP client.
 
         deliverer = Deliverer(self._store.webhooks, self._store.feed, self._settings, self._clock)
         try:

@@ -118,7 +118,7 @@ def _meaning_of(claimed: Claimed, error: BaseException, retry: Retry | None, was
         return CancelRaised(job_id, attempt, storable(_shown(lambda: str(error)), REASON_LENGTH_MAX))
     if isinstance(error, Retry):
         return Failed(job_id, attempt, error_json(error), retry_in=error.after)
-    # A lost lease may be that of a lock, which is no reason to retry at once and for ever.
+    # A lost lease may be that of a lock, which must not be retried at once and for ever.
     if was_asked and isinstance(error, TaskStopped | asyncio.CancelledError | LeaseLost):
         return Stopped(job_id, attempt)
     return Failed(job_id, attempt, error_json(error), retryable=retry is None or retry.retries(error))

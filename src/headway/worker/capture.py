@@ -22,10 +22,10 @@ from typing import Any, Final, TextIO
 from headway.core.job_logs import LOG_LINE_LENGTH_MAX, log_stream
 from headway.tasks.context import Context
 
-_output: ContextVar["Output | None"] = ContextVar("headway_output", default=None)
+_output: ContextVar["AttemptOutput | None"] = ContextVar("headway_output", default=None)
 
 
-class Output:
+class AttemptOutput:
     """The output of one attempt, and the context through which it leaves the process. It is cheap to make."""
 
     made: Context | None = None
@@ -76,11 +76,11 @@ def _overwritten(line: str) -> str:
 
 
 class _Installed:
-    """What is installed in this process."""
+    """The capture that is installed in this process."""
 
     is_on = False
     is_sole = False  # One attempt runs at a time, so every thread works for it.
-    sole: Output | None = None
+    sole: AttemptOutput | None = None
 
 
 class _Handling(threading.local):
@@ -92,16 +92,16 @@ class _Handling(threading.local):
 _handling: Final = _Handling()
 
 
-def begin(make: Callable[[], Context]) -> Output:
+def begin(make: Callable[[], Context]) -> AttemptOutput:
     """Capture the output of an attempt from here on; `make` makes its context."""
-    output = Output(make)
+    output = AttemptOutput(make)
     _output.set(output)
     if _Installed.is_sole:
         _Installed.sole = output
     return output
 
 
-def end(output: Output) -> None:
+def end(output: AttemptOutput) -> None:
     """End the capture that `begin` began: what is printed later is not this attempt's."""
     if output._partial:
         output.finish_lines()
@@ -110,7 +110,7 @@ def end(output: Output) -> None:
     _output.set(None)
 
 
-def current() -> Output | None:
+def current() -> AttemptOutput | None:
     """Return the output of the attempt that runs here; None where nothing is captured."""
     if not _Installed.is_on:
         return None
@@ -173,7 +173,7 @@ class _Stream(io.TextIOBase):
         return True
 
     def isatty(self) -> bool:
-        """Return False: a log is no terminal."""
+        """Return False: a log is not a terminal."""
         return False
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ from headway.core.jobs import Claimed
 from headway.tasks.context import JobFactory, TaskStopped
 from headway.tasks.task import Task
 from headway.worker.attempt import Ended, TasksByName, outcome_of, resolve, run_async, run_sync
-from headway.worker.child_base import ChildBase
+from headway.worker.child_base import ChildBase, ChildSetup
 from headway.worker.child_connection import LOOK_EVERY_S, REPORT_EVERY_S, end_with_everything, ending_when_unheard
 from headway.worker.ipc import (
     Done,
@@ -55,15 +55,8 @@ _PR_SET_PDEATHSIG: Final = 1
 class _QueueChild(ChildBase):
     """Run `def` tasks in one thread or several."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        counters: SharedCounters,
-        registry: TasksByName,
-        job_factory: JobFactory | None,
-        width: int,
-    ) -> None:
-        super().__init__(sock, counters, registry, job_factory, width)
+    def __init__(self, setup: ChildSetup) -> None:
+        super().__init__(setup)
         self._tokens: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def wake(self, jobs: int) -> None:
@@ -86,15 +79,8 @@ class _QueueChild(ChildBase):
 class ThreadChild(_QueueChild):
     """Run `def` tasks in threads. A thread cannot be killed alone; the supervisor may have to kill the process."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        counters: SharedCounters,
-        registry: TasksByName,
-        job_factory: JobFactory | None,
-        width: int,
-    ) -> None:
-        super().__init__(sock, counters, registry, job_factory, width)
+    def __init__(self, setup: ChildSetup) -> None:
+        super().__init__(setup)
         self._beginning = threading.Lock()
 
     def _begin(self) -> Claimed | None:
@@ -143,16 +129,9 @@ class ThreadChild(_QueueChild):
 class ProcessChild(_QueueChild):
     """Run one task at a time in the main thread, where SIGTERM raises `TaskStopped` so that `finally` blocks run."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        counters: SharedCounters,
-        registry: TasksByName,
-        job_factory: JobFactory | None,
-        width: int,
-    ) -> None:
+    def __init__(self, setup: ChildSetup) -> None:
         signal.signal(signal.SIGTERM, self._interrupt)
-        super().__init__(sock, counters, registry, job_factory, width)
+        super().__init__(setup)
         self._in_task = False
         self._interrupted = False
         self._is_speaking = False
@@ -164,9 +143,6 @@ class ProcessChild(_QueueChild):
 
     def run(self) -> None:
         """Run jobs until told to finish."""
-        self._work()
-
-    def _work(self) -> None:
         inbox, counters, monotonic = self._inbox, self._counters, self._clock.monotonic
         kept, kept_since = 0, 0.0
         while True:
@@ -275,15 +251,8 @@ class LoopChild(ChildBase):
 
     reads_on_loop = True
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        counters: SharedCounters,
-        registry: TasksByName,
-        job_factory: JobFactory | None,
-        width: int,
-    ) -> None:
-        super().__init__(sock, counters, registry, job_factory, width)
+    def __init__(self, setup: ChildSetup) -> None:
+        super().__init__(setup)
         self._flushing = False
         self._main = threading.get_ident()
         self._loop = asyncio.new_event_loop()
@@ -456,7 +425,7 @@ def serve(
         sys.exit(2)
     if kind != "process":
         patch_popen()
-    child = KINDS[kind](sock, counters, registry, job_factory, width)
+    child = KINDS[kind](ChildSetup(sock, counters, registry, job_factory, width))
     child.report_every_s = report_every_s
     gc.freeze()  # Exclude imported objects from garbage collection while jobs run.
     child.send(hello)

@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, assert_never
+from typing import Any, NamedTuple, NoReturn, assert_never
 
 from headway.core.jobs import Claimed
 from headway.tasks.context import Context, JobFactory
@@ -32,23 +32,26 @@ from headway.worker.ipc import (
 from headway.worker.process_state import ProcessState
 
 
+class ChildSetup(NamedTuple):
+    """What a child is created with; `width` is how many jobs it runs at a time."""
+
+    socket: socket.socket
+    counters: SharedCounters
+    registry: TasksByName
+    job_factory: JobFactory | None
+    width: int
+
+
 class ChildBase(ChildConnection):
     """Run jobs for the supervisor; subclasses decide where the jobs run."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        counters: SharedCounters,
-        registry: TasksByName,
-        job_factory: JobFactory | None,
-        width: int,
-    ) -> None:
-        super().__init__(sock)
-        self._counters = counters
-        self._registry = registry
-        self._job_factory = job_factory
-        self._width = width
-        self._inbox: Inbox[Claimed] = Inbox(counters)
+    def __init__(self, setup: ChildSetup) -> None:
+        super().__init__(setup.socket)
+        self._counters = setup.counters
+        self._registry = setup.registry
+        self._job_factory = setup.job_factory
+        self._width = setup.width
+        self._inbox: Inbox[Claimed] = Inbox(setup.counters)
         self._finishing = False
         self._is_spent = False
         self._process_state = ProcessState()

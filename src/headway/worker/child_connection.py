@@ -216,7 +216,7 @@ class ChildConnection:
 
     def _rest_s(self, reported_at: float) -> float | None:
         """Return how long the reading thread may wait: until a report or a loop check is due; None is forever."""
-        self._is_resting = True  # Set before the check: whoever adds a report later wakes us.
+        self._is_resting = True  # Set before the check, so that a report added later wakes us.
         self._is_resting = not self._noted
         if self._is_resting:
             return LOOK_EVERY_S if self.reads_on_loop else None

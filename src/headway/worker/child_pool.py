@@ -1,7 +1,7 @@
 """The child pool: the child processes of one worker, the jobs in them, and how both are stopped.
 
 The child pool knows nothing of the store. It gets claimed jobs and ends each of them exactly once with an outcome,
-unless it is told to abandon a job. It guarantees the following, whatever the code in the children does:
+unless it is asked to abandon a job. It guarantees the following, whatever the code in the children does:
 
 - A dead child is noticed at once. The job that ran in it has crashed; jobs that had not begun are handed back. When
   several jobs ran side by side, the culprit is unknown: all are handed back as suspects and run in ever smaller groups

@@ -1,4 +1,4 @@
-"""What the supervisor needs of whoever runs the jobs."""
+"""The port between the supervisor and the child pool that runs the jobs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -12,7 +12,7 @@ class SupervisorPort(Protocol):
     """Whom the child pool tells what happens: the supervisor."""
 
     def ended(self, claimed: Claimed, outcome: AttemptOutcome) -> None:
-        """An attempt has ended; told exactly once, unless it was abandoned."""
+        """Report that an attempt has ended: exactly once, unless it was abandoned."""
         ...
 
     def reported(self, reports: Sequence[Report]) -> None:

@@ -115,7 +115,7 @@ class KindPool:
 
 
 def suspect_group_size(claimed: Claimed) -> int:
-    """Return the largest group in which a suspect of its process's death may run; 0 when it is no suspect.
+    """Return the largest group in which a suspect of its process's death may run; 0 if it is not a suspect.
 
     Suspects run in a few groups. The culprit's group dies again and is split further, until the culprit is alone and
     its crash is its own. All other jobs continue as before.

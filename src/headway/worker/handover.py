@@ -16,7 +16,7 @@ memory:
   above `begun` are returned at once, because the child will skip them. Jobs numbered up to `begun` belong to the child:
   their outcome or a `Skipped` will come.
 
-Whoever writes second sees what the other wrote first, so no job is both returned and run, and none is forgotten.
+The side that writes second sees what the other wrote first, so no job is both returned and run, and none is lost.
 Neither side waits for the other: an unresponsive child, because a task holds the GIL or the process is stopped, keeps
 no job that it has not begun. When the child is dead, the counters show how far it got.
 

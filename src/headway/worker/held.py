@@ -134,6 +134,6 @@ class HeldAttempts:
         await self._idle.wait()
 
     def note_idle(self) -> None:
-        """Wake those who wait for `idle` when no attempt is held."""
+        """Wake the callers that wait for `idle` when no attempt is held."""
         if not self._by_id and not self._is_claiming:
             self._idle.set()

@@ -136,7 +136,7 @@ class HintTaker:
             self._known |= wanted
 
     async def _take(self) -> list[Hint]:
-        """Wait for hints until told to stop; hints of an interrupted wait are left to other workers."""
+        """Wait for hints until asked to stop; hints of an interrupted wait are left to other workers."""
         taking = asyncio.ensure_future(self._transport.take(TAKE_MAX))
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:

@@ -53,7 +53,7 @@ def loss_of(ending: str, killed_because: str | None, company: int) -> AttemptOut
 
 def out_of_time(timeout_s: float, *, retries: bool) -> TimedOut:
     """Return the outcome of a job that exceeded its timeout."""
-    return TimedOut(error("TimeoutError", f"it ran for {timeout_s:g} s, which is all it may"), retries)
+    return TimedOut(error("TimeoutError", f"it ran for {timeout_s:g} s, which is its time-out"), retries)
 
 
 def error(kind: str, message: str) -> str:

@@ -16,7 +16,7 @@ from headway.core.instants import Instant
 from headway.core.job_logs import LOG_BYTES_MAX, LOG_LINE_OVERHEAD
 from headway.core.jobs import Report
 from headway.core.json_values import JsonObject
-from headway.core.ports import Latest, Live, Reports
+from headway.core.ports import Latest, Live, ProgressReports
 from headway.core.validation import REASON_LENGTH_MAX, storable
 from headway.worker.held import QUIET_S, HeldAttempt, HeldAttempts
 
@@ -31,7 +31,13 @@ class Reporter:
     """Write the reports of running attempts."""
 
     def __init__(
-        self, work: Reports, held: HeldAttempts, *, clock: Clock, wake: Callable[[], None], live: Live | None = None
+        self,
+        work: ProgressReports,
+        held: HeldAttempts,
+        *,
+        clock: Clock,
+        wake: Callable[[], None],
+        live: Live | None = None,
     ) -> None:
         self._work = work
         self._held = held

@@ -58,7 +58,7 @@ class Supervisor:
         self._child_pool = child_pool
         self._clock = clock
         self._poll_s = poll_s
-        claims, keeps, settles, reports, hinted = (asyncio.Event() for _ in range(5))
+        claims, extends, settles, reports, hinted = (asyncio.Event() for _ in range(5))
 
         def new_hints(claimer: Claimer) -> HintTaker | None:
             if hints is None:
@@ -78,14 +78,14 @@ class Supervisor:
             queues=queues,
             new_hints=new_hints,
         )
-        self.lease_extender = LeaseExtender(work, held, clock=clock, lease=lease, poll_s=poll_s, wake=keeps.set)
+        self.lease_extender = LeaseExtender(work, held, clock=clock, lease=lease, poll_s=poll_s, wake=extends.set)
         self.lease_watchdog = LeaseWatchdog(held, clock=clock, poll_s=poll_s)
         self.loops = (
-            Loop("claimer", self.claim, clock=clock, rest_s_max=poll_s, woken=claims),
-            Loop("keeper", self.keep, clock=clock, rest_s_max=poll_s, woken=keeps),
+            Loop("claimer", self.claimer.tick, clock=clock, rest_s_max=poll_s, woken=claims),
+            Loop("lease_extender", self.lease_extender.tick, clock=clock, rest_s_max=poll_s, woken=extends),
             Loop("settler", self.settle, clock=clock, rest_s_max=QUIET_S, woken=settles),
-            Loop("reporter", self.report, clock=clock, rest_s_max=QUIET_S, woken=reports),
-            Loop("watchman", self.watch, clock=clock, rest_s_max=poll_s),
+            Loop("reporter", self.reporter.tick, clock=clock, rest_s_max=QUIET_S, woken=reports),
+            Loop("lease_watchdog", self.lease_watchdog.tick, clock=clock, rest_s_max=poll_s),
             *(
                 [Loop("hinter", taker.tick, clock=clock, rest_s_max=QUIET_S, woken=hinted)]
                 if (taker := self.claimer.hints)
@@ -94,12 +94,6 @@ class Supervisor:
         )
         child_pool.report_to(self)
 
-    # --- ticks of the loops
-
-    async def claim(self) -> float:
-        """Claim as many jobs as the child pool has room for."""
-        return await self.claimer.tick()
-
     async def settle(self) -> float:
         """Write every known outcome. The end of a job that ran alone makes room for others."""
         was_closed = self.claimer.keeps_others_out
@@ -107,18 +101,6 @@ class Supervisor:
         if was_closed and not self.claimer.keeps_others_out:
             self.claimer.wake()
         return rest_s
-
-    async def report(self) -> float:
-        """Write new reports of running attempts."""
-        return await self.reporter.tick()
-
-    async def keep(self) -> float:
-        """Extend all leases when due, and stop jobs that were cancelled."""
-        return await self.lease_extender.tick()
-
-    async def watch(self) -> float:
-        """Stop attempts whose leases are no longer trusted, and let the child pool check its children."""
-        return await self.lease_watchdog.tick()
 
     # --- state
 

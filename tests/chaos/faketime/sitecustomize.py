@@ -1,7 +1,7 @@
 """Loaded by every Python under libfaketime (it is in PYTHONPATH): there time.sleep fails with EINVAL, always.
 
 Debian's libfaketime does not get along with a sleep until a monotonic time, which is what Python asks for since 3.11.
-Whoever sleeps, ZooKeeper's client among others, would die of a fault that no real clock has.
+Code that sleeps, such as ZooKeeper's client, would fail for a reason that no real clock causes.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""Every error has its exit code and its name, and is told in one line without a traceback."""
+"""Every error has an exit code and a name, and is printed as one line without a traceback."""
 
 import inspect
 import json
@@ -37,7 +37,7 @@ def test_exit_codes(kind: type[BaseException], code: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_error_of_ours_is_known_and_has_a_name_for_programs(kind: type[errors.HeadwayError]) -> None:
+def test_every_headway_error_has_an_exit_code_and_a_name(kind: type[errors.HeadwayError]) -> None:
     code, name, message = root.classify(kind())
     assert code in {1, 2, 3, 4, 5, 75, 76}
     assert name.replace("_", "").isalpha()
@@ -45,25 +45,25 @@ def test_every_error_of_ours_is_known_and_has_a_name_for_programs(kind: type[err
     assert message
 
 
-def test_an_error_is_one_clean_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_is_one_clean_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert root.report(errors.InvalidTask("bad\nname \x1b[31m\u202e"), as_json=False) == 2
     assert capsys.readouterr().err == "headway: bad name \\x1b[31m\\u202e\n"
 
 
-def test_an_error_as_json_is_one_object_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_error_is_one_object_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     assert root.report(errors.ScheduleNotFound("no schedule is named 'x'"), as_json=True) == 3
     captured = capsys.readouterr()
     assert captured.out == ""
     assert json.loads(captured.err) == {"error": {"code": "schedule_not_found", "message": "no schedule is named 'x'"}}
 
 
-def test_the_error_of_a_loop_is_found_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_of_a_loop_is_found_in_its_exception_group(capsys: pytest.CaptureFixture[str]) -> None:
     group = BaseExceptionGroup("loops", [ExceptionGroup("inner", [errors.SchemaMismatch("too old")])])
     assert root.report(group, as_json=False) == 5
     assert capsys.readouterr().err == "headway: too old\n"
 
 
-def test_a_bug_is_no_traceback_unless_asked_for(
+def test_bug_prints_a_traceback_only_on_request(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def break_down() -> None:
@@ -76,7 +76,7 @@ def test_a_bug_is_no_traceback_unless_asked_for(
         root.guarded(break_down, as_json=False)
 
 
-def test_every_command_of_the_list_exists() -> None:
+def test_every_listed_command_exists() -> None:
     group = root.LazyGroup(name="headway")
     for name in root.COMMANDS:
         assert group.get_command(None, name).name == name

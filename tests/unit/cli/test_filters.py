@@ -1,4 +1,4 @@
-"""The flags that say which jobs: read once, and written as the API has them."""
+"""Flags that select jobs: parsed once, and sent as the API defines them."""
 
 import inspect
 from dataclasses import fields
@@ -20,7 +20,7 @@ TIMES = ("created_after", "created_before", "finished_after", "finished_before")
 NOW = parse_instant("2027-01-31T06:00:00Z")
 
 
-def test_what_is_typed_becomes_a_filter() -> None:
+def test_flags_become_a_filter() -> None:
     typed = {"status": "failed", "type": "report", "q": "x", "created_after": "2h", "finished_before": "2027-01-01"}
     read = Chosen.of({**typed, "rerun_of": "01m7", "tag": None}).read(NOW)
     assert read.given() == {
@@ -33,15 +33,15 @@ def test_what_is_typed_becomes_a_filter() -> None:
     }
 
 
-def test_what_is_wrong_is_refused_by_the_name_of_its_flag() -> None:
+def test_invalid_value_error_names_the_flag() -> None:
     with pytest.raises(DefinitionError, match="--status must be one of"):
         Chosen.of({"status": "gone"})
     with pytest.raises(DefinitionError, match="--finished-after"):
         Chosen.of({"finished_after": "soon"}).read(NOW)
 
 
-def test_every_filter_is_known_everywhere() -> None:
-    """A filter that one of them forgets would be ignored, and more jobs would be cancelled than were meant."""
+def test_every_filter_exists_in_every_command_and_route() -> None:
+    """A forgotten filter would be ignored, and more jobs would be cancelled than intended."""
 
     @filtered
     def command(session: object, chosen: Chosen) -> Chosen:
@@ -55,7 +55,7 @@ def test_every_filter_is_known_everywhere() -> None:
 
 
 def test_every_filter_reaches_the_store() -> None:
-    """Each says something of its own to the store; there are no batches yet, so one chooses nothing."""
+    """Each filter changes the store's query. There are no batches yet, so that filter matches nothing."""
     caller = Caller(Principal("ada", "*", "viewer"), "", cast("Store", None), Clock(node="here"))
     values: dict[str, Any] = {name: f"the {name}" for name in JobFilter.__struct_fields__ if name != "batch"}
     values |= {name: f"2027-01-0{day}T00:00:00Z" for day, name in enumerate(TIMES, 1)}

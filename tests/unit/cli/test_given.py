@@ -1,4 +1,4 @@
-"""What people type: arguments, times, rules."""
+"""Values of command-line options: arguments, times, triggers."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from headway.tasks.definitions import read_trigger
 NOW = parse_instant("2027-01-01T12:00:00Z")
 
 
-def test_arguments_are_json_where_they_can_be_else_text() -> None:
+def test_arguments_are_json_or_else_text() -> None:
     pairs = ["n=20", "x=1.5", "ok=true", "nothing=null", "list=[1, 2]", "text=hello", "url=http://a/?b=c", "empty="]
     assert read_args(pairs, '{"n": 1, "kept": {"a": []}}') == {
         "n": 20,
@@ -26,7 +26,7 @@ def test_arguments_are_json_where_they_can_be_else_text() -> None:
     }
 
 
-def test_what_json_does_not_have_is_text() -> None:
+def test_values_that_are_not_json_are_text() -> None:
     assert read_args(["a=NaN", "b=Infinity", "c={", "d=" + "[" * 100_000], None) == {
         "a": "NaN",
         "b": "Infinity",
@@ -36,13 +36,13 @@ def test_what_json_does_not_have_is_text() -> None:
 
 
 @pytest.mark.parametrize("pair", ["novalue", "=5", " =5", ""])
-def test_a_pair_without_a_name_is_refused(pair: str) -> None:
+def test_argument_without_a_name_is_rejected(pair: str) -> None:
     with pytest.raises(InvalidTask, match="-a must look like name=value"):
         read_args([pair], None)
 
 
 @pytest.mark.parametrize("pairs", [["n=1", "n=2"], ["n=1", "m=0", " n =1"]])
-def test_an_argument_that_is_given_twice_is_refused(pairs: list[str]) -> None:
+def test_duplicate_argument_is_rejected(pairs: list[str]) -> None:
     with pytest.raises(InvalidTask, match="-a n=… is given twice"):
         read_args(pairs, None)
 
@@ -61,12 +61,12 @@ def test_times_are_absolute_or_relative() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2h3", "-2h", "2027-13-01", "0001-01-01T00:00+14:00", "9" * 100])
-def test_other_times_are_refused_by_the_name_of_the_option(text: str) -> None:
+def test_invalid_time_error_names_the_option(text: str) -> None:
     with pytest.raises(DefinitionError, match="--since must be a time"):
         read_past(text, NOW, "--since")
 
 
-def test_one_of_four_rules() -> None:
+def test_triggers() -> None:
     assert read_trigger({"cron": "0 6 * * *", "tz": "Europe/Berlin", "dst": "skip"}) == Cron(
         "0 6 * * *", "Europe/Berlin", "skip"
     )
@@ -87,6 +87,6 @@ def test_one_of_four_rules() -> None:
         ({"every": 0}, "interval"),
     ],
 )
-def test_rules_that_make_no_sense_are_refused(given: dict[str, object], message: str) -> None:
+def test_invalid_triggers_are_rejected(given: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidSchedule, match=message):
         read_trigger(given)

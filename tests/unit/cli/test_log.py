@@ -1,4 +1,4 @@
-"""Log lines: one formatter, one line per event, bounded at any load."""
+"""Log lines: one formatter, one line per event, rate-limited."""
 
 import io
 import json
@@ -47,20 +47,20 @@ from headway.core.events import (
 )
 from headway.core.instants import SECOND, parse_instant
 from headway.core.lifecycle import Attempt, Crashed, Raised, settle
-from headway.core.occurrences import Decided, Decision, Plan
+from headway.core.occurrences import Decided, Plan, PlannedDecision
 from headway.core.schedules import Schedule, ScheduleSpec
 from headway.core.triggers import Every
 
 NOW = parse_instant("2027-01-01T00:00:00.123456Z")
 
 
-def plan(name: str, *decisions: Decision) -> Plan:
+def plan(name: str, *decisions: PlannedDecision) -> Plan:
     schedule = Schedule(name=name, spec=ScheduleSpec(task="t", trigger=Every("1s")))
     return Plan(schedule=schedule, now=NOW, decisions=decisions, decided_through=NOW, next_at=None)
 
 
-def fired(seconds: int = 0) -> Decision:
-    return Decision(instant=NOW // SECOND * SECOND - seconds * SECOND, outcome=Decided.FIRED, reason="on time")
+def fired(seconds: int = 0) -> PlannedDecision:
+    return PlannedDecision(instant=NOW // SECOND * SECOND - seconds * SECOND, outcome=Decided.FIRED, reason="on time")
 
 
 ATTEMPT = Attempt(job_id="job_1", attempt=1, failures=0, max_attempts=3)
@@ -101,11 +101,11 @@ def log_of(look: str, *events: EngineEvent) -> list[str]:
     return lines
 
 
-def test_every_kind_of_event_is_here() -> None:
+def test_every_kind_of_event_is_covered() -> None:
     assert {type(event) for event in EVENTS} == set(get_args(EngineEvent)) - {Timed}
 
 
-def test_measurements_are_not_told() -> None:
+def test_measurements_are_not_logged() -> None:
     assert log_of("plain", Timed(node="n", what="claim", lots=((0.1, 1),))) == []
 
 
@@ -118,7 +118,7 @@ def test_every_event_is_a_line(event: EngineEvent) -> None:
     assert json.loads(text)["at"] == "2027-01-01T00:00:00.123Z"
 
 
-def test_a_decision_says_what_and_how_late() -> None:
+def test_decision_line_has_outcome_and_lateness() -> None:
     (line,) = log_of("plain", SchedulesDecided(node="n", plans=(plan("daily report", fired(2)),)))
     assert line == (
         '2027-01-01T00:00:00.123Z info decided schedule="daily report" instant=2026-12-31T23:59:58Z outcome=fired'
@@ -129,18 +129,18 @@ def test_a_decision_says_what_and_how_late() -> None:
 def test_many_decisions_of_one_tick_are_one_line() -> None:
     few = SchedulesDecided(node="n", plans=tuple(plan(f"s{i}", fired()) for i in range(DECISIONS_TOLD_MAX)))
     assert len(log_of("plain", few)) == DECISIONS_TOLD_MAX
-    skipped = Decision(instant=0, until=9 * SECOND, count=10, outcome=Decided.SKIPPED, reason="overlap")
+    skipped = PlannedDecision(instant=0, until=9 * SECOND, count=10, outcome=Decided.SKIPPED, reason="overlap")
     many = SchedulesDecided(node="n", plans=tuple(plan(f"s{i}", fired(), skipped) for i in range(1000)))
     (line,) = log_of("plain", many)
     assert line.endswith(" decided schedules=1000 fired=1000 skipped=10000")
 
 
-def test_a_store_that_stays_away_does_not_fill_the_log() -> None:
+def test_long_store_outage_does_not_fill_the_log() -> None:
     failures = [TickFailed(node="n", loop=f"loop{i % 6}", error="gone", rest_s=0.2) for i in range(600)]
     assert len(log_of("plain", *failures)) == 1
 
 
-def test_two_listeners_of_one_process_say_the_same_once() -> None:
+def test_two_listeners_of_one_process_log_an_event_once() -> None:
     polling = WakeModeChanged(node="n", mode="poll", reason="notifications do not arrive")
     notified = WakeModeChanged(node="n", mode="notify", reason="notifications arrive")
     lines = log_of("plain", polling, polling, notified, notified, polling)
@@ -157,7 +157,7 @@ def test_hostile_names_stay_on_one_line(look: str, monkeypatch: pytest.MonkeyPat
 
 
 def failed(number: int = 1, **error: str) -> JobsSettled:
-    """An attempt that raised, of the task `charge`."""
+    """Create a failed attempt of the task `charge`."""
     said = {"type": "shop.CardRefused", "message": "no\nmoney", "traceback": TRACE, **error}
     settlement = settle(msgspec.structs.replace(ATTEMPT, job_id=f"job_{number}"), Raised(json.dumps(said)), 0.5)
     return JobsSettled(node="n", completed=0, others=(settlement,), tasks=("charge",))
@@ -167,7 +167,7 @@ TRACE = 'Traceback (most recent call last):\n  File "shop.py", line 3, in charge
 HEAD = "2027-01-01T00:00:00.123Z warning "
 
 
-def test_a_failed_attempt_says_task_error_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_attempt_line_has_task_error_and_location(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     [text] = log_of("plain", failed())
     first, *trace = text.splitlines()
@@ -195,14 +195,14 @@ def test_a_failed_attempt_says_task_error_and_where(monkeypatch: pytest.MonkeyPa
     assert (told["task"], told["error"], told["traceback"]) == ("charge", "shop.CardRefused: no\nmoney", TRACE.rstrip())
 
 
-def test_where_everything_fails_the_first_tracebacks_are_enough() -> None:
+def test_number_of_tracebacks_is_limited() -> None:
     lines = log_of("plain", *map(failed, range(100)), failed(traceback="x" * 1_000_000))
     assert sum("error=" in line for line in lines) == 101
     assert sum(line.count("shop.CardRefused: no\n") for line in lines) == TRACEBACKS_MAX
     assert max(map(len, log_of("plain", failed(traceback="x" * 1_000_000)))) < 2 * TRACEBACK_LENGTH_MAX
 
 
-def test_lines_of_jobs_are_told_with_their_job_and_not_too_many() -> None:
+def test_log_lines_of_jobs_name_their_job_and_are_limited() -> None:
     said = (("stdout", "hello\x1b[2J"), ("error:shop.stock", "no more"), ("stderr", "oh"), ("log", "said"))
     assert log_of("plain", JobLogged(node="n", job_id="job_1", task="count", lines=said)) == [
         "2027-01-01T00:00:00.123Z info job_log task=count job=job_1 line=hello\\x1b[2J",
@@ -214,7 +214,7 @@ def test_lines_of_jobs_are_told_with_their_job_and_not_too_many() -> None:
     assert len(log_of("plain", flood, flood, flood)) == JOB_LINES_MAX
 
 
-def test_a_log_that_nobody_reads_does_not_stop_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_log_pipe_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     class Gone(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError

@@ -1,4 +1,4 @@
-"""Log lines are written beside the loop: a pipe that nobody reads blocks nobody."""
+"""Log lines are written in a thread: a pipe that is not read blocks nothing."""
 
 import asyncio
 import fcntl
@@ -22,14 +22,14 @@ PIPE_BYTES = 4096
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, TextIO]]:
-    """A pipe that is read only when the test reads it: its end, and a stream into it."""
+    """Open a pipe that only the test reads: its read end, and a stream into it."""
     ours, theirs = os.pipe()
     fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     stream = os.fdopen(theirs, "w")
     yield ours, stream
-    os.close(ours)  # Whoever still writes fails now.
+    os.close(ours)  # A thread that still writes fails now.
     while _writers:
-        assert _writers.pop().close(DEADLINE_S)  # It must not write to whatever has its number next.
+        assert _writers.pop().close(DEADLINE_S)  # It must not write to the next file with the same descriptor.
     stream.close()
 
 
@@ -52,26 +52,26 @@ def _read_until(pipe: int, last: str) -> list[str]:
     return text.splitlines()
 
 
-def test_nobody_waits_for_a_full_pipe_and_drops_are_counted(
+def test_full_pipe_blocks_nobody_and_drops_are_counted(
     pipe: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_writer, "LINES_MAX", 50)
     monkeypatch.setattr(log_writer, "BATCH_LINES", 1)
     ours, stream = pipe
     write = _writer(stream)
-    for number in range(500):  # Without the thread, the first ones would wait for ever.
+    for number in range(500):  # Without the thread, the first lines would block for ever.
         write(f"{number:04} " + "x" * 200)
     lines = _read_until(ours, "dropped")
     numbers = [int(line[:4]) for line in lines if line[0].isdigit()]
-    assert numbers[:50] == list(range(50)), "the first ones are kept"
-    assert numbers == sorted({*numbers}), "in order, and none twice"
+    assert numbers[:50] == list(range(50)), "the first lines are kept"
+    assert numbers == sorted({*numbers}), "in order, without duplicates"
     assert lines[-1] == f"dropped {500 - len(numbers)}"
     write("again")
     assert _read_until(ours, "again") == ["again"]
     assert write.close(DEADLINE_S)
 
 
-def test_few_long_lines_are_bounded_too(pipe: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_lines_are_bounded(pipe: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_writer, "CHARACTERS_MAX", 20_000)
     ours, stream = pipe
     write = _writer(stream)
@@ -80,11 +80,11 @@ def test_few_long_lines_are_bounded_too(pipe: tuple[int, TextIO], monkeypatch: p
     assert _read_until(ours, "dropped")[-1] in {f"dropped {lines}" for lines in range(5, 9)}
 
 
-def test_closing_waits_for_a_while_and_says_whether_all_was_written(pipe: tuple[int, TextIO]) -> None:
+def test_close_waits_and_returns_whether_everything_was_written(pipe: tuple[int, TextIO]) -> None:
     _, stream = pipe
     write = _writer(stream)
     write("x" * 3 * PIPE_BYTES)
-    assert not write.close(0.05)  # short: nobody reads, so this can only be longer.
+    assert not write.close(0.05)  # short: the pipe is not read, so a longer wait has the same result.
     written = io.StringIO()
     write = LogWriter(written, _dropped)
     write("all of it")
@@ -92,7 +92,7 @@ def test_closing_waits_for_a_while_and_says_whether_all_was_written(pipe: tuple[
     assert written.getvalue() == "all of it\n"
 
 
-def test_a_closed_stream_stops_nobody() -> None:
+def test_closed_stream_raises_nothing() -> None:
     closed = io.StringIO()
     closed.close()
     write = LogWriter(closed, _dropped)
@@ -100,8 +100,8 @@ def test_a_closed_stream_stops_nobody() -> None:
     assert write.close(DEADLINE_S)
 
 
-def test_libraries_and_warnings_go_the_same_way(capsys: pytest.CaptureFixture[str]) -> None:
-    close_logs()  # Of tests before, which have called servers and not ended them as a process does.
+def test_library_logs_and_warnings_use_the_writer(capsys: pytest.CaptureFixture[str]) -> None:
+    close_logs()  # Earlier tests called servers without the shutdown of a process.
     log = EventLog.on_stderr(as_json=False)
     try:
         log.write("starting")
@@ -125,7 +125,9 @@ def test_libraries_and_warnings_go_the_same_way(capsys: pytest.CaptureFixture[st
     assert not event_log._opened
 
 
-async def test_a_loop_goes_on_while_its_log_is_stuck(pipe: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_event_loop_continues_while_its_log_is_blocked(
+    pipe: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours, stream = pipe
     monkeypatch.setattr("sys.stderr", stream)
     log = EventLog.on_stderr(as_json=True)

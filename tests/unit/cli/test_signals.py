@@ -1,4 +1,4 @@
-"""Signals: the first one stops in good order, the second one at once."""
+"""Signals: the first stops cleanly, the second exits at once."""
 
 import asyncio
 import os
@@ -12,9 +12,7 @@ from tests.support.waiting import DEADLINE_S
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-async def test_the_first_signal_stops_and_the_second_leaves(
-    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_first_signal_stops_and_second_exits(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     stopping, left = asyncio.Event(), asyncio.Event()
     codes: list[int] = []
     lines: list[str] = []

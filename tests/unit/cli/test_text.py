@@ -1,4 +1,4 @@
-"""Text for people: times, durations, and data that tries to be more than text."""
+"""Text for people: times, durations, and data with control characters."""
 
 import pytest
 
@@ -29,14 +29,14 @@ def test_nothing_unprintable_survives_cleaning(text: str) -> None:
     assert cleaned.endswith(" after")
 
 
-def test_cleaning_leaves_what_people_write() -> None:
+def test_cleaning_keeps_normal_text() -> None:
     for text in ("plain", "Grüße, 世界 ✓ 🚆", "a  b", ""):
         assert clean(text) == text
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
 @pytest.mark.parametrize("indent", [None, 2])
-def test_json_is_the_same_value_without_anything_unprintable(text: str, indent: int | None) -> None:
+def test_json_keeps_its_value_without_unprintable_characters(text: str, indent: int | None) -> None:
     import json
 
     value = {"name": text, text: [text]}
@@ -45,7 +45,7 @@ def test_json_is_the_same_value_without_anything_unprintable(text: str, indent: 
     assert json.loads(written) == value
 
 
-def test_json_keeps_what_people_write() -> None:
+def test_json_keeps_normal_text() -> None:
     assert to_json({"k": "Grüße ✓"}) == '{"k": "Grüße ✓"}'
 
 
@@ -70,13 +70,13 @@ def test_span_shows_the_two_largest_units(duration: int, text: str) -> None:
     assert span(duration) == text
 
 
-def test_away_says_before_and_behind() -> None:
+def test_relative_times_are_past_or_future() -> None:
     assert away(10 * MINUTE, 7 * MINUTE - 12 * SECOND) == "in 3m 12s"
     assert away(0, 2 * HOUR) == "2h ago"
     assert away(50_000, 0) == "now"
 
 
-def test_local_times_carry_their_offset_and_utc_its_date_where_it_differs() -> None:
+def test_local_times_show_their_offset_and_a_differing_utc_date() -> None:
     berlin = parse_instant("2027-03-28T01:00:00Z")
     moment = local(berlin, zone("Europe/Berlin"))
     assert (local_text(moment), utc_beside(berlin, moment)) == ("2027-03-28 03:00 +02:00", "01:00Z")
@@ -86,7 +86,7 @@ def test_local_times_carry_their_offset_and_utc_its_date_where_it_differs() -> N
     assert utc_beside(kathmandu, moment) == "2026-12-31 18:15Z"
 
 
-def test_seconds_are_shown_for_all_or_for_none() -> None:
+def test_seconds_are_shown_for_all_times_or_none() -> None:
     full, odd = parse_instant("2027-01-01T00:00:00Z"), parse_instant("2027-01-01T00:00:30Z")
     assert not is_fine([full])
     assert is_fine([full, odd])
@@ -94,5 +94,5 @@ def test_seconds_are_shown_for_all_or_for_none() -> None:
     assert utc(full) == "2027-01-01 00:00Z"
 
 
-def test_count_knows_one_from_many() -> None:
+def test_count_handles_singular_and_plural() -> None:
     assert (count(1, "job"), count(0, "job"), count(1204, "job")) == ("1 job", "0 jobs", "1,204 jobs")

@@ -1,4 +1,4 @@
-"""The terminal dashboard as a pure drawing: what it shows, and that it fits whatever terminal there is."""
+"""`headway top` as a pure function: what it shows, and that it fits any terminal."""
 
 from typing import Any
 
@@ -92,7 +92,7 @@ def drawn(picture: Picture, width: int = 120, height: int = 40) -> list[str]:
 DEAD = [DeadTask("invoice", 2, "job_9", [], "ConnectionError: refused " + "x" * 200)]
 
 
-def test_everything_has_its_place() -> None:
+def test_frame_shows_every_section() -> None:
     lines = drawn(
         Picture(stats=figures(dead=DEAD, failing=[(ScheduleRef("default", "nightly"), 4)]), running=[running()])
     )
@@ -111,7 +111,7 @@ def test_everything_has_its_place() -> None:
 
 @pytest.mark.parametrize("size", [(40, 8), (60, 14), (80, 24), (120, 40), (200, 60)])
 @pytest.mark.parametrize("jobs", [0, 1, 50])
-def test_it_fits_any_terminal_and_what_needs_somebody_stays(size: tuple[int, int], jobs: int) -> None:
+def test_frame_fits_any_terminal_and_keeps_alerts(size: tuple[int, int], jobs: int) -> None:
     width, height = size
     many = figures(dead=DEAD, queues=[queue(f"queue-{n}", n) for n in range(40)])
     lines = frame(Picture(stats=many, running=[running(n) for n in range(jobs)]), width, height)
@@ -126,7 +126,7 @@ def test_it_fits_any_terminal_and_what_needs_somebody_stays(size: tuple[int, int
         assert any(line.startswith("running") for line in text)
 
 
-def test_what_is_not_as_it_should_be_is_said() -> None:
+def test_problems_are_shown() -> None:
     lines = drawn(Picture(stats=figures(nodes=[]), running=[]))
     assert "  ! no scheduler is alive" in lines
     assert "  ! no worker is alive, and 3 jobs wait" in lines
@@ -138,7 +138,7 @@ def test_what_is_not_as_it_should_be_is_said() -> None:
     assert "      1m late" in "\n".join(drawn(Picture(stats=figures(schedules=late), running=[])))
 
 
-def test_a_job_says_when_it_shall_stop_or_has_lost_its_worker() -> None:
+def test_job_shows_a_pending_cancel_or_a_lost_worker() -> None:
     asked = drawn(Picture(stats=figures(), running=[running(cancel_requested_at=NOW)]), width=80)
     assert any(line.endswith("  asked to stop") for line in asked)
     lost = drawn(Picture(stats=figures(), running=[running(node="node_gone")]), width=80)
@@ -147,7 +147,7 @@ def test_a_job_says_when_it_shall_stop_or_has_lost_its_worker() -> None:
     assert any("for 1m  web-1" in line for line in silent)
 
 
-def test_data_stays_data() -> None:
+def test_control_characters_in_data_are_escaped() -> None:
     evil = "\x1b[2J\u202e\n"
     odd = figures(dead=[DeadTask(evil, 1, "", [], evil)], queues=[queue(evil, 1)])
     lines = drawn(Picture(stats=odd, running=[running(task=evil, node=evil, detail='{"step": "\\u001b[2J"}')]))

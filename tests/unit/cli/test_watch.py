@@ -1,4 +1,4 @@
-"""The picture of one job, and what of it is worth a line."""
+"""The drawing of one job, and which changes are printed as a line."""
 
 import json
 from typing import Any
@@ -61,7 +61,7 @@ def test_steps_with_marks_bars_counts_rate_and_time_left() -> None:
     ]
 
 
-def test_a_job_without_steps_is_one_bar() -> None:
+def test_job_without_steps_is_one_bar() -> None:
     detail = {"step": "Greeting", "done": 9, "total": 20, "rate": 5.0, "eta": 2.2}
     lines = drawn(sight(progress=45, detail=detail), width=80)
     assert lines[1] == "  ▸ Greeting  ━━━━━━━━━━━━━╸────────────────   45%  9/20 · 5.0/s · about 2s left"
@@ -69,7 +69,7 @@ def test_a_job_without_steps_is_one_bar() -> None:
     assert "asked to stop: enough" in drawn(sight(cancel_requested_at=NOW, reason="enough"))[2]
 
 
-def test_what_waits_says_why() -> None:
+def test_waiting_job_says_why() -> None:
     waiting = drawn(sight(Status.PENDING, why="no worker is alive", attempt=0))
     assert waiting == [
         "job_1  video.transcode",
@@ -79,7 +79,7 @@ def test_what_waits_says_why() -> None:
     assert "the store does not answer" in drawn(sight(trouble="refused"))[-1]
 
 
-def test_the_end_says_how_it_went() -> None:
+def test_end_shows_result_or_error() -> None:
     done = drawn(sight(Status.COMPLETED, finished_at=NOW, result='{"url":"x"}', detail={"steps": STEPS[:2]}))
     assert done[-2:] == ["✓ COMPLETED in 2m 31s", 'result {"url":"x"}']
     assert done[1] == "  ✓ Download              12s"
@@ -90,7 +90,7 @@ def test_the_end_says_how_it_went() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1, 60, 118, 119])
-def test_many_steps_are_folded_around_the_one_that_runs(at: int) -> None:
+def test_many_steps_are_folded_around_the_running_one(at: int) -> None:
     states = ["done"] * at + ["running"] + ["waiting"] * (119 - at)
     steps = [[f"step {number}", state, None] for number, state in enumerate(states)]
     lines = drawn(sight(detail={"steps": steps}), height=20)
@@ -102,7 +102,7 @@ def test_many_steps_are_folded_around_the_one_that_runs(at: int) -> None:
 
 
 @pytest.mark.parametrize("width", [20, 60, 80, 200])
-def test_hostile_text_stays_text_and_no_line_grows_without_bound(width: int) -> None:
+def test_hostile_text_is_escaped_and_lines_are_bounded(width: int) -> None:
     evil = "\x1b[2J\u202e" + "x" * 500
     detail = {"step": evil, "done": 1e300, "total": -5, "rate": 1e-9, "eta": 1e12, "steps": [[evil, "running", None]]}
     for seen in (sight(detail=detail, task=evil), sight(Status.FAILED, why=evil, error=evil, detail=detail)):
@@ -111,18 +111,18 @@ def test_hostile_text_stays_text_and_no_line_grows_without_bound(width: int) -> 
         news(seen)
 
 
-def test_a_terminal_without_unicode_gets_ascii() -> None:
+def test_terminal_without_unicode_gets_ascii() -> None:
     text = painted(frame(sight(progress=50, detail={"step": "x", "steps": STEPS})), "ascii").plain
     assert text.isascii()
 
 
 @pytest.mark.parametrize(("share", "full"), [(0.0, 0), (0.5, 5), (1.0, 10), (7.0, 10), (-1.0, 0)])
-def test_a_bar_has_one_width(share: float, full: int) -> None:
+def test_bar_has_a_fixed_width(share: float, full: int) -> None:
     (done, _), (rest, _) = bar(share, 10)
     assert (len(done) + len(rest), done.count("━")) == (10, full)
 
 
-def test_rates_have_digits_before_the_point() -> None:
+def test_rates_are_rounded_by_magnitude() -> None:
     assert [rate_text(rate) for rate in (1234.5, 42.3, 3.25, 0.5, 0.001)] == [
         "1,234/s",
         "42/s",
@@ -132,13 +132,13 @@ def test_rates_have_digits_before_the_point() -> None:
     ]
 
 
-def test_attempts_that_cost_nothing_are_not_counted_against_the_most() -> None:
+def test_uncharged_attempts_do_not_count_against_max_attempts() -> None:
     assert tries(2, 1, 3) == "attempt 2/3"
     assert tries(5, 1, 3) == "attempt 5 (1 of 3 failed)"
     assert tries(3, 0, 3) == "attempt 3 (0 of 3 failed)"
 
 
-def test_a_line_is_written_for_what_is_new_only() -> None:
+def test_lines_are_printed_only_for_changes() -> None:
     first = sight(progress=10, detail={"step": "a"})
     same = sight(progress=12, detail={"step": "a"})
     assert not is_news(first, same)
@@ -156,7 +156,7 @@ def test_a_line_is_written_for_what_is_new_only() -> None:
     assert not is_news(later, Sight(job=same.job, now=NOW + 3 * LINE_EVERY, why=""))
 
 
-def test_a_line_has_everything() -> None:
+def test_line_has_every_field() -> None:
     line = news(sight(progress=65, detail={"step": "720p", "done": 5, "total": 8, "rate": 2.0, "eta": 60}))
     assert line == "2027-01-01 12:00:00Z  job_1  RUNNING  65%  720p  5/8 · 2.0/s · 2s left  attempt 1/3 on web-2"
     assert news(sight(Status.COMPLETED, finished_at=NOW, result="5")).endswith("COMPLETED  in 2m 31s  result 5")

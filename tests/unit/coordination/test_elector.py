@@ -19,7 +19,7 @@ ROLE = "scheduler/0"
 
 
 class Candidate:
-    """An elector at a seat, and what it was told by its neighbours."""
+    """An elector on a seat, and the role changes that it reported."""
 
     def __init__(self, seat: Seat, roles: tuple[str, ...] = (ROLE,), share: int = 1) -> None:
         self.seat = seat
@@ -46,30 +46,30 @@ class Candidate:
         return self.elector.held()[role].token
 
     def run(self) -> Loop:
-        """Keep ticking in the background."""
+        """Tick in the background."""
         loop = Loop("elector", self.elector.tick, clock=self.seat.clock, rest_s_max=LEASE_S)
         self.task = asyncio.get_running_loop().create_task(loop.run())
         return loop
 
 
 @virtual
-async def test_the_first_leads_and_the_second_waits() -> None:
+async def test_first_candidate_leads_and_second_waits() -> None:
     async with Stage() as stage:
         first, second = Candidate(stage.seat("node_a")), Candidate(stage.seat("node_b"))
         rest_s = await first.elector.tick()
         await second.elector.tick()
         assert (first.held(), second.held()) == ({ROLE}, set())
-        assert 0 < rest_s <= TRUST_S / 2  # More than one renewal fits into the trust.
+        assert 0 < rest_s <= TRUST_S / 2  # There is time for more than one renewal before trust ends.
         assert [event.node for event in stage.said(TermWon)] == ["node_a"]
         assert first.changes == 1
 
 
 @virtual
-async def test_trust_counts_from_the_sending_of_the_request() -> None:
+async def test_trust_counts_from_when_the_request_was_sent() -> None:
     async with Stage() as stage:
         candidate = Candidate(stage.seat())
         candidate.seat.driver.asking_s, candidate.seat.driver.answering_s = 1.0, 2.0
-        await candidate.elector.tick()  # Asked from 0 to 3 whether it is free; taken at 4 until 14, heard at 6.
+        await candidate.elector.tick()  # Query: 0 to 3 s. Acquired at 4 s until 14 s; response at 6 s.
         assert candidate.held() == {ROLE}
         await asyncio.sleep(TRUST_S - 6.0 - 0.001)
         assert candidate.held() == {ROLE}
@@ -78,7 +78,7 @@ async def test_trust_counts_from_the_sending_of_the_request() -> None:
 
 
 @virtual
-async def test_an_answer_that_comes_too_late_is_not_trusted_at_all() -> None:
+async def test_late_response_is_not_trusted() -> None:
     async with Stage() as stage:
         candidate = Candidate(stage.seat())
         candidate.seat.driver.answering_s = TRUST_S + 1.0
@@ -102,7 +102,7 @@ async def test_renewals_keep_the_role_and_its_token() -> None:
 
 
 @virtual
-async def test_whoever_cannot_renew_stops_before_anybody_else_can_begin() -> None:
+async def test_leader_that_cannot_renew_stops_before_another_can_start() -> None:
     async with Stage() as stage:
         first, second = Candidate(stage.seat("node_a")), Candidate(stage.seat("node_b"))
         first.run()
@@ -124,36 +124,36 @@ async def test_whoever_cannot_renew_stops_before_anybody_else_can_begin() -> Non
 
 
 @virtual
-async def test_a_holder_that_was_away_finds_out_and_steps_down() -> None:
+async def test_holder_that_was_frozen_steps_down() -> None:
     async with Stage() as stage:
         first, second = Candidate(stage.seat("node_a")), Candidate(stage.seat("node_b"))
         await first.elector.tick()
-        stage.sql("update headway_leases set until = 0")  # As if it had stood still for long.
+        stage.sql("update headway_leases set until = 0")  # As if it had been frozen for long.
         await second.elector.tick()
         assert second.held() == {ROLE}
         await first.elector.tick()
         assert first.held() == set()
-        assert stage.said(TermLost)[0].reason == "taken by somebody else"
+        assert stage.said(TermLost)[0].reason == "taken by another node"
 
 
 @virtual
-async def test_a_leader_whose_loop_stands_still_steps_down_and_lets_others_try_first() -> None:
+async def test_leader_with_a_stalled_loop_steps_down_and_lets_others_try_first() -> None:
     async with Stage() as stage:
         first, second = Candidate(stage.seat("node_a")), Candidate(stage.seat("node_b"))
         await first.elector.tick()
         first.silence_s = LEASE_S + 0.1
         await first.elector.tick()
         assert first.held() == set()
-        assert stage.said(TermLost)[0].reason == "the loop stands still"
+        assert stage.said(TermLost)[0].reason == "the loop is stuck"
         first.silence_s = 0.0
         await first.elector.tick()
         assert first.held() == set()  # It rests for one lease.
         await second.elector.tick()
-        assert second.held() == {ROLE}  # The lease was handed over, not left to run out.
+        assert second.held() == {ROLE}  # The lease was released, not left to expire.
 
 
 @virtual
-async def test_alone_it_takes_the_role_again_after_its_rest() -> None:
+async def test_only_candidate_takes_the_role_again_after_its_rest() -> None:
     async with Stage() as stage:
         candidate = Candidate(stage.seat())
         await candidate.elector.tick()
@@ -165,8 +165,8 @@ async def test_alone_it_takes_the_role_again_after_its_rest() -> None:
 
 
 @virtual
-async def test_a_follower_that_was_silent_does_not_rest_for_a_lease() -> None:
-    """After an outage of the store every loop of every node was silent: if all rested, nobody would decide."""
+async def test_silent_follower_does_not_rest_for_a_lease() -> None:
+    """After a store outage every loop of every node was silent: if all rested, no node would decide."""
     async with Stage() as stage:
         candidate = Candidate(stage.seat())
         candidate.silence_s = LEASE_S + 0.1
@@ -178,7 +178,7 @@ async def test_a_follower_that_was_silent_does_not_rest_for_a_lease() -> None:
 
 
 @virtual
-async def test_resigning_hands_the_role_over_at_once() -> None:
+async def test_resign_hands_the_role_over_at_once() -> None:
     async with Stage() as stage:
         first, second = Candidate(stage.seat("node_a")), Candidate(stage.seat("node_b"))
         await first.elector.tick()
@@ -191,7 +191,7 @@ async def test_resigning_hands_the_role_over_at_once() -> None:
 
 
 @virtual
-async def test_it_stops_acting_before_the_store_hears_of_the_release() -> None:
+async def test_elector_stops_acting_before_it_releases_the_lease() -> None:
     async with Stage() as stage:
         candidate = Candidate(stage.seat())
         await candidate.elector.tick()
@@ -213,7 +213,7 @@ async def test_losing_needs_no_store() -> None:
 
 
 @virtual
-async def test_a_lease_taken_without_hearing_so_is_taken_again() -> None:
+async def test_lease_with_a_lost_response_is_acquired_again() -> None:
     async with Stage() as stage:
         candidate = Candidate(stage.seat())
         candidate.seat.driver.loses_answer = 2
@@ -222,13 +222,13 @@ async def test_a_lease_taken_without_hearing_so_is_taken_again() -> None:
         assert candidate.held() == set()
         (row,) = stage.sql("select holder, token from headway_leases")
         assert row["holder"] == "node_a"
-        await candidate.elector.tick()  # Its own lease is no obstacle, and costs no wait.
+        await candidate.elector.tick()  # Its own lease does not block it, and it does not wait.
         assert candidate.held() == {ROLE}
         assert candidate.token() > row["token"]
 
 
 @virtual
-async def test_a_renewal_whose_answer_is_lost_adds_no_trust() -> None:
+async def test_renewal_with_a_lost_response_adds_no_trust() -> None:
     async with Stage() as stage:
         candidate = Candidate(stage.seat())
         await candidate.elector.tick()
@@ -241,13 +241,13 @@ async def test_a_renewal_whose_answer_is_lost_adds_no_trust() -> None:
 
 
 @virtual
-async def test_no_more_than_the_share_is_taken_and_the_surplus_given_up() -> None:
+async def test_elector_takes_its_share_and_releases_the_surplus() -> None:
     roles = tuple(f"scheduler/{shard}" for shard in range(4))
     async with Stage() as stage:
         first, second = Candidate(stage.seat("node_a"), roles, share=4), Candidate(stage.seat("node_b"), roles, share=2)
         await first.elector.tick()
         assert first.held() == set(roles)
-        assert first.elector.seek(roles, 2)  # News: somebody came.
+        assert first.elector.seek(roles, 2)  # A node joined.
         assert not first.elector.seek(roles, 2)
         await first.elector.tick()
         await second.elector.tick()
@@ -256,7 +256,7 @@ async def test_no_more_than_the_share_is_taken_and_the_surplus_given_up() -> Non
 
 
 @virtual
-async def test_a_role_that_is_not_sought_any_more_is_released() -> None:
+async def test_role_that_is_no_longer_wanted_is_released() -> None:
     async with Stage() as stage:
         candidate = Candidate(stage.seat(), ("scheduler/0", "scheduler/1"), share=2)
         await candidate.elector.tick()

@@ -17,7 +17,7 @@ LEASE_S = 10.0
 
 
 class Ears:
-    """Counts what is done with the subscription."""
+    """Counts the calls of the subscription."""
 
     mode = "notify"
 
@@ -46,7 +46,7 @@ def heart(
     on_peers: Callable[[list[Node]], None] = lambda peers: None,
     on_asked: Callable[[str], None] = lambda what: None,
 ) -> Heartbeat:
-    """Give a seat a heartbeat."""
+    """Create a heartbeat on a seat."""
     return Heartbeat(
         seat.store.nodes,
         ears.listen,
@@ -60,11 +60,11 @@ def heart(
 
 
 @virtual
-async def test_a_beat_is_seen_and_brings_the_store_s_time() -> None:
+async def test_beat_is_recorded_and_returns_the_store_time() -> None:
     async with Stage() as stage:
         seat, met = stage.seat(), list[list[Node]]()
         await asyncio.sleep(100.0)
-        assert seat.clock.now() == START  # The wall clock of this process stands still.
+        assert seat.clock.now() == START  # The wall clock of this process is frozen.
         rest_s = await heart(seat, Ears(), met.append).tick()
         assert seat.clock.now() == stage.now()
         assert 0 < rest_s <= LEASE_S / 3
@@ -73,7 +73,7 @@ async def test_a_beat_is_seen_and_brings_the_store_s_time() -> None:
 
 
 @virtual
-async def test_peers_are_those_who_were_heard_of_lately() -> None:
+async def test_peers_are_nodes_with_a_recent_beat() -> None:
     async with Stage() as stage:
         first, second, met = stage.seat("node_a"), stage.seat("node_b"), list[list[Node]]()
         beating = heart(first, Ears(), met.append)
@@ -85,7 +85,7 @@ async def test_peers_are_those_who_were_heard_of_lately() -> None:
 
 
 @virtual
-async def test_leaving_is_heard_at_once() -> None:
+async def test_leaving_is_announced_at_once() -> None:
     async with Stage() as stage:
         first, second, ears, met = stage.seat("node_a"), stage.seat("node_b"), Ears(), list[list[Node]]()
         leaving = heart(second, ears)
@@ -97,7 +97,7 @@ async def test_leaving_is_heard_at_once() -> None:
 
 
 @virtual
-async def test_it_listens_once_and_checks_now_and_then() -> None:
+async def test_heartbeat_listens_once_and_checks_periodically() -> None:
     async with Stage() as stage:
         ears = Ears()
         beating = heart(stage.seat(), ears)
@@ -110,7 +110,7 @@ async def test_it_listens_once_and_checks_now_and_then() -> None:
 
 
 @virtual
-async def test_a_node_hears_what_is_asked_of_it() -> None:
+async def test_node_receives_requests_of_operators() -> None:
     async with Stage() as stage:
         seat, asked = stage.seat(), list[str]()
         beating = heart(seat, Ears(), on_asked=asked.append)
@@ -123,7 +123,7 @@ async def test_a_node_hears_what_is_asked_of_it() -> None:
 
 
 @virtual
-async def test_a_deaf_node_beats_and_tries_to_listen_again() -> None:
+async def test_node_that_cannot_listen_beats_and_retries() -> None:
     async with Stage() as stage:
         ears = Ears()
         ears.is_deaf = True

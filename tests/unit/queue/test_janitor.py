@@ -21,7 +21,7 @@ RETENTION = 10 * MINUTE
 
 
 class House:
-    """A janitor at a seat; the test says whether the house is its own."""
+    """A janitor on a seat; the test sets whether it holds the housekeeping role."""
 
     def __init__(self, seat: Seat) -> None:
         self.seat = seat
@@ -39,7 +39,7 @@ class House:
         self.old_entries = 0
 
     async def prune(self, retention: int, limit: int) -> int:
-        """Be an audit log."""
+        """Act as an audit log."""
         assert retention == RETENTION
         gone = min(self.old_entries, limit)
         self.old_entries -= gone
@@ -61,7 +61,7 @@ class House:
 
 
 @virtual
-async def test_a_job_whose_worker_is_silent_is_taken_back_when_its_lease_ends() -> None:
+async def test_job_of_a_silent_worker_is_expired_at_the_end_of_its_lease() -> None:
     async with Stage() as stage:
         house = House(stage.seat())
         job, last = await house.claimed(), await house.claimed()
@@ -72,7 +72,7 @@ async def test_a_job_whose_worker_is_silent_is_taken_back_when_its_lease_ends() 
         stage.sql(f"update headway_jobs set node = 'elsewhere' where id = '{last}'")
         await asyncio.sleep(LEASE_S)
         assert await house.janitor.tick() == POLL_S
-        assert await house.status(job) == "RUNNING"  # A lease counts to its last moment.
+        assert await house.status(job) == "RUNNING"  # A lease is valid up to its last moment.
         await asyncio.sleep(0.001)
         await house.janitor.tick()
         assert (await house.status(job), await house.status(last)) == ("RETRYING", "FAILED")
@@ -82,7 +82,7 @@ async def test_a_job_whose_worker_is_silent_is_taken_back_when_its_lease_ends() 
 
 
 @virtual
-async def test_a_live_job_is_never_taken_for_its_age() -> None:
+async def test_live_job_is_never_expired_by_age() -> None:
     async with Stage() as stage:
         house = House(stage.seat())
         job = await house.claimed()
@@ -94,18 +94,18 @@ async def test_a_live_job_is_never_taken_for_its_age() -> None:
 
 
 @virtual
-async def test_a_fixed_delay_whose_job_is_gone_goes_on() -> None:
+async def test_fixed_delay_continues_after_its_job_is_gone() -> None:
     async with Stage() as stage:
         house = House(stage.seat())
         await house.seat.store.schedules.put("poll", ScheduleSpec(task="work", trigger=After("5s")))
-        stage.sql("update headway_schedules set next_at = null")  # Its job ended, and nobody moved it on.
+        stage.sql("update headway_schedules set next_at = null")  # Its job ended, but the next instant was not set.
         await house.janitor.tick()
         (row,) = stage.sql("select next_at from headway_schedules")
         assert row["next_at"] == stage.now() + 5 * SECOND
 
 
 @virtual
-async def test_history_is_pruned_past_its_retention_now_and_then() -> None:
+async def test_history_past_its_retention_is_pruned_periodically() -> None:
     async with Stage() as stage:
         house = House(stage.seat())
         old = await house.claimed()
@@ -118,7 +118,7 @@ async def test_history_is_pruned_past_its_retention_now_and_then() -> None:
         assert len(stage.sql("select * from headway_jobs")) == 2
         await asyncio.sleep(2.0)
         await house.janitor.tick()
-        assert len(stage.sql("select * from headway_jobs")) == 2  # It looked just now, and looks again in a while.
+        assert len(stage.sql("select * from headway_jobs")) == 2  # It has just checked, and checks again later.
         await asyncio.sleep(PRUNE_EVERY_S)
         await house.janitor.tick()
         assert [row["id"] for row in stage.sql("select id from headway_jobs")] == [young]
@@ -127,7 +127,7 @@ async def test_history_is_pruned_past_its_retention_now_and_then() -> None:
 
 
 @virtual
-async def test_jobs_that_did_not_start_in_time_are_ended_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_jobs_past_their_start_deadline_are_ended_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH", 2)
     async with Stage() as stage:
         house = House(stage.seat())
@@ -142,7 +142,7 @@ async def test_jobs_that_did_not_start_in_time_are_ended_piece_by_piece(monkeypa
 
 
 @virtual
-async def test_much_is_cleaned_up_piece_by_piece_without_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_backlog_is_cleaned_up_in_batches_without_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH", 2)
     async with Stage() as stage:
         house = House(stage.seat())
@@ -155,7 +155,7 @@ async def test_much_is_cleaned_up_piece_by_piece_without_a_rest(monkeypatch: pyt
 
 
 @virtual
-async def test_without_the_house_it_does_nothing_at_all() -> None:
+async def test_janitor_does_nothing_without_the_role() -> None:
     async with Stage() as stage:
         house = House(stage.seat())
         job = await house.claimed()
@@ -167,7 +167,7 @@ async def test_without_the_house_it_does_nothing_at_all() -> None:
 
 
 @virtual
-async def test_the_audit_log_is_kept_in_bounds_piece_by_piece() -> None:
+async def test_audit_log_is_pruned_in_batches() -> None:
     async with Stage() as stage:
         house = House(stage.seat())
         house.old_entries = 2 * module.BATCH + 1

@@ -18,7 +18,7 @@ POLL_S = 1.0
 
 
 class House:
-    """A promoter at a seat; the test says whether the house is its own."""
+    """A promoter on a seat; the test sets whether it holds the housekeeping role."""
 
     def __init__(self, seat: Seat) -> None:
         self.seat = seat
@@ -36,7 +36,7 @@ class House:
 
 
 @virtual
-async def test_a_job_becomes_ready_at_its_time() -> None:
+async def test_job_becomes_ready_at_its_time() -> None:
     async with Stage() as stage:
         house = House(stage.seat())
         job = await house.enqueue(0.75)
@@ -51,7 +51,7 @@ async def test_a_job_becomes_ready_at_its_time() -> None:
 
 
 @virtual
-async def test_it_never_rests_longer_than_the_poll() -> None:
+async def test_promoter_never_rests_longer_than_the_poll_interval() -> None:
     async with Stage() as stage:
         house = House(stage.seat())
         await house.enqueue(3_600)
@@ -59,7 +59,7 @@ async def test_it_never_rests_longer_than_the_poll() -> None:
 
 
 @virtual
-async def test_without_the_house_it_does_nothing_at_all() -> None:
+async def test_promoter_does_nothing_without_the_role() -> None:
     async with Stage() as stage:
         house = House(stage.seat())
         job = await house.enqueue(0.5)
@@ -71,7 +71,7 @@ async def test_without_the_house_it_does_nothing_at_all() -> None:
 
 
 @virtual
-async def test_an_unknown_outcome_is_safe_to_repeat() -> None:
+async def test_tick_with_an_unknown_outcome_is_safe_to_repeat() -> None:
     async with Stage() as stage:
         house = House(stage.seat())
         job = await house.enqueue(0.5)
@@ -86,7 +86,7 @@ async def test_an_unknown_outcome_is_safe_to_repeat() -> None:
 
 
 @virtual
-async def test_the_next_in_line_moves_up_when_its_predecessor_is_gone() -> None:
+async def test_next_job_in_line_is_promoted_after_its_predecessor() -> None:
     async with Stage() as stage:
         house = House(stage.seat())
         schedules = house.seat.store.schedules
@@ -94,14 +94,14 @@ async def test_the_next_in_line_moves_up_when_its_predecessor_is_gone() -> None:
         await schedules.put("line", spec)
         first, second = await schedules.trigger("line"), await schedules.trigger("line")
         assert await house.status(second) == "BLOCKED"
-        assert await house.promoter.tick() == POLL_S  # Nothing to do while the first one is live.
-        stage.sql("delete from headway_jobs where id = ?", first)  # Pruned, or lost with its worker's word.
+        assert await house.promoter.tick() == POLL_S  # Nothing to do while the first job is live.
+        stage.sql("delete from headway_jobs where id = ?", first)  # Pruned, or lost with its worker.
         assert await house.promoter.tick() == 0.0
         assert await house.status(second) == "PENDING"
 
 
 @virtual
-async def test_what_cannot_be_promoted_is_asked_for_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_promoter_backs_off_while_nothing_can_be_promoted(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Stage() as stage:
         house = House(stage.seat())
         await house.enqueue(0.5)

@@ -1,4 +1,4 @@
-"""What the client of RabbitMQ raises is told by its kind, so that a lost connection ends no node."""
+"""Errors of the RabbitMQ client are mapped by kind, so that a lost connection ends no node."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +9,7 @@ from headway.adapters.rabbitmq import RabbitTransport
 from headway.core.clock import Clock
 
 
-async def test_a_write_that_is_cut_off_is_a_lost_connection() -> None:
+async def test_interrupted_write_is_a_lost_connection() -> None:
     async def publish(*_: Any, **__: Any) -> None:
         raise Exception
 

@@ -1,8 +1,8 @@
-"""A cron that nobody would ship: it looks at every minute (or second) of a window and asks whether it matches.
+"""A naive cron: it checks every minute (or second) of a window for a match.
 
-It shares no code with `headway.scheduling`, and no idea either: fields are lists of values, days are asked one
-by one, and daylight saving is what `datetime` says about a single moment (`fold`, and whether a local time
-survives the way to UTC and back). Slow, and easy to believe.
+It shares neither code nor method with `headway.scheduling`: fields are lists of values, days are checked one by one,
+and daylight saving is what `datetime` says about a single moment (`fold`, and whether a local time survives the
+conversion to UTC and back). It is slow, and easy to verify.
 """
 
 import calendar
@@ -32,7 +32,7 @@ def number(text: str) -> int:
 
 @lru_cache(maxsize=4096)
 def values(field: str, text: str) -> set[int]:
-    """List the values of a field without the special letters, by walking around the clock face."""
+    """List the values of a field without the special letters, wrapping around at its end."""
     return set().union(*(item_values(field, item) for item in text.split(",")))
 
 
@@ -88,7 +88,7 @@ def weekday_item_matches(item: str, day: date) -> bool:
 
 @dataclass(frozen=True)
 class Oracle:
-    """The seven fields of an expression, upper case."""
+    """The seven fields of an expression, in upper case."""
 
     second: str
     minute: str
@@ -116,7 +116,7 @@ class Oracle:
         return by_day or by_weekday
 
     def matcher(self) -> Callable[[datetime], bool]:
-        """Return a function that says whether a local time matches, remembering the days it was asked for."""
+        """Return a predicate for local times that caches the days it was asked for."""
         seconds, minutes = values("second", self.second), values("minute", self.minute)
         hours, days = values("hour", self.hour), dict[date, bool]()
 
@@ -131,7 +131,7 @@ class Oracle:
         return matches
 
     def instants(self, tz: str, dst: str, start: int, stop: int, step: int = 60) -> list[int]:
-        """List the seconds since 1970 in [start, stop) at which the expression runs, by looking at each."""
+        """List the seconds since 1970 in [start, stop) at which the expression runs, by checking each."""
         walk, matches = walk_of(tz, start, stop, step), self.matcher()
         if self.runs_every_hour:
             return [second for second, local in walk.shown if matches(local)]
@@ -144,8 +144,9 @@ class Oracle:
 
 @dataclass(frozen=True)
 class Walk:
-    """What the local clock shows at every step of a window, and which local times it leaves out, with the
-    second at which it has passed them."""
+    """The local time at every step of a window, and the local times that it skips, with the second at which they are
+    over.
+    """
 
     shown: list[tuple[int, datetime]]
     left_out: list[tuple[int, datetime]]
@@ -179,7 +180,7 @@ def exists(local: datetime, zone: ZoneInfo) -> bool:
 
 @lru_cache(maxsize=1)
 def zones_with_changes() -> tuple[str, ...]:
-    """Name the zones whose offset is not the same all the time from 2020 to 2030."""
+    """List the time zones whose offset changes between 2020 and 2030."""
     return tuple(name for name in sorted(available_timezones()) if is_changing(ZoneInfo(name)))
 
 
@@ -190,7 +191,7 @@ def is_changing(zone: ZoneInfo) -> bool:
 
 @lru_cache(maxsize=4096)
 def changes_of(tz: str, year: int) -> tuple[int, ...]:
-    """List the seconds at which the offset changes in a year, found by days, then by minutes and seconds."""
+    """List the seconds at which the offset changes in a year: searched by days, then by minutes and seconds."""
     return tuple(_changes(ZoneInfo(tz), year))
 
 

@@ -1,4 +1,4 @@
-"""The audit: its own expansion against the engine's, every kind of finding by hand, and a real store's ledger."""
+"""The audit: its own expansion against the engine's, every kind of finding, and the ledger of a real store."""
 
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -12,12 +12,13 @@ from headway.core.clock import Clock
 from headway.core.errors import InvalidSchedule, ScheduleNotFound
 from headway.core.instants import DAY, HOUR, MINUTE, SECOND, Instant, isoformat, parse_instant
 from headway.core.lifecycle import Attempt, Succeeded, settle
-from headway.core.occurrences import Decided, Occurrence
+from headway.core.occurrences import Cursor, Decided, Occurrence
 from headway.core.ports import Shards
+from headway.core.schedule_names import ScheduleRef
 from headway.core.schedules import Revision, ScheduleSpec
 from headway.core.triggers import After, At, CalendarTrigger, Cron, Every, Trigger
 from headway.scheduling import audit as audit_module
-from headway.scheduling.audit import AuditFinding, AuditFindings, AuditReport, audit, audit_schedule
+from headway.scheduling.audit import AuditFinding, AuditFindings, AuditReport, Record, ScheduleAudit, audit
 from headway.scheduling.expansion import Block, blocks_of, expected
 from headway.scheduling.planner import plan
 from headway.store import Store
@@ -30,7 +31,7 @@ EVERYTHING = Shards(of=1, held=frozenset({0}))
 
 
 def count_expected(spec: ScheduleSpec, after: Instant, until: Instant) -> int:
-    """Count the instants that a schedule has in (after, until], by days where the clock is steady."""
+    """Count the instants of a schedule in (after, until], by days where the UTC offset is constant."""
     return sum(block.high - block.low for block in blocks_of(spec, after, until))
 
 
@@ -61,10 +62,10 @@ def by_engine(trigger: CalendarTrigger, after: Instant, until: Instant) -> list[
         ("15 2 * * *", "Australia/Lord_Howe", "shift", "2027-10-02", ["2027-10-02T15:30:00Z"]),
         ("0 0 * * *", "America/Santiago", "shift", "2027-09-05", ["2027-09-05T04:00:00Z"]),
         ("0 0 1 1 *", "Asia/Kathmandu", "shift", "2026-12-31", ["2026-12-31T18:15:00Z"]),
-        ("0 9 30 12 *", "Pacific/Apia", "shift", "2011-12-30", ["2011-12-30T10:00:00Z"]),  # A day that never was.
+        ("0 9 30 12 *", "Pacific/Apia", "shift", "2011-12-30", ["2011-12-30T10:00:00Z"]),  # A day that does not exist.
     ],
 )
-def test_the_reference_instants(expr: str, tz: str, dst: str, around: str, instants: list[str]) -> None:
+def test_reference_instants(expr: str, tz: str, dst: str, around: str, instants: list[str]) -> None:
     start = parse_instant(around)
     found = expected(spec(Cron(expr, tz=tz, dst=dst)), start - 1, start + DAY - 1)  # type: ignore[arg-type]
     assert [isoformat(instant) for instant in found] == instants
@@ -107,7 +108,7 @@ EXPRESSIONS = st.tuples(
 def cron_of(expr: str, tz: str, dst: str = "shift") -> Cron:
     try:
         return Cron(expr, tz=tz, dst=dst)  # type: ignore[arg-type]
-    except InvalidSchedule:  # A random text may name no day at all.
+    except InvalidSchedule:  # A random expression may match no day at all.
         assume(False)
         raise
 
@@ -121,7 +122,7 @@ def cron_of(expr: str, tz: str, dst: str = "shift") -> Cron:
     st.data(),
 )
 @settings(max_examples=80, deadline=None)
-def test_the_expansion_equals_the_engines(expr: str, tz: str, dst: str, year: int, data: st.DataObject) -> None:
+def test_expansion_equals_the_engines(expr: str, tz: str, dst: str, year: int, data: st.DataObject) -> None:
     cron = cron_of(expr, tz, dst)
     changes = changes_of(tz, year) or (parse_instant(f"{year}-06-01") // SECOND,)
     middle = data.draw(st.sampled_from(changes)) * SECOND
@@ -141,7 +142,7 @@ def test_the_expansion_equals_the_engines(expr: str, tz: str, dst: str, year: in
 @pytest.mark.slow
 @given(EXPRESSIONS, st.sampled_from(zones_with_changes()), st.integers(2000, 2100))
 @settings(max_examples=30, deadline=None)
-def test_the_count_of_years_equals_the_engines(expr: str, tz: str, year: int) -> None:
+def test_count_over_years_equals_the_engines(expr: str, tz: str, year: int) -> None:
     cron = cron_of(expr, tz)
     after = parse_instant(f"{year}-05-05T05:05:05Z")
     until = after + 400 * DAY
@@ -155,13 +156,13 @@ def test_the_count_of_years_equals_the_engines(expr: str, tz: str, year: int) ->
     st.integers(0, 10**9),
 )
 @settings(max_examples=150, deadline=None)
-def test_a_fixed_rate_equals_the_engines(interval: int, start: int | None, after: int, length: int) -> None:
+def test_fixed_rate_equals_the_engines(interval: int, start: int | None, after: int, length: int) -> None:
     every = Every(interval / SECOND, start=start)
     length = min(length, 200 * every.interval)
     assert list(expected(spec(every), after, after + length)) == by_engine(every, after, after + length)
 
 
-def test_macros_years_seconds_and_names_are_read() -> None:
+def test_macros_years_seconds_and_names_are_parsed() -> None:
     for cron in (
         Cron("@weekly"),
         Cron("@yearly", tz="Asia/Tokyo"),
@@ -174,7 +175,7 @@ def test_macros_years_seconds_and_names_are_read() -> None:
         assert list(expected(spec(cron), NOON, NOON + 800 * DAY)) == by_engine(cron, NOON, NOON + 800 * DAY)
 
 
-def test_start_and_end_belong_to_the_schedule() -> None:
+def test_start_and_end_are_respected() -> None:
     limited = spec(Every("1h"), start=isoformat(NOON), end=isoformat(NOON + 2 * HOUR))
     assert list(expected(limited, 0, NOON + DAY)) == [NOON, NOON + HOUR, NOON + 2 * HOUR]
     assert list(expected(spec(At(isoformat(NOON))), NOON - 1, NOON)) == [NOON]
@@ -202,7 +203,7 @@ def _counting(method: Callable[..., object], calls: "count[int]") -> Callable[..
 def test_minutes_are_audited_record_by_record() -> None:
     minutely = spec(Cron("* * * * *", tz="Europe/Berlin"))
     assert sum(1 for _ in expected(minutely, NOON, NOON + 365 * DAY)) == 525_600
-    start, end = NOON + 60 * DAY, NOON + 90 * DAY  # With the change of the clock in March.
+    start, end = NOON + 60 * DAY, NOON + 90 * DAY  # Includes the DST change in March.
     records = ((record(instant), None) for instant in expected(minutely, start, end))
     report = audit_schedule([revision(minutely, effective_at=start)], end, records)
     assert (report.ok, report.expected, report.recorded) == (True, 43_200, 43_200)
@@ -242,6 +243,29 @@ def hour(n: int) -> Instant:
 FIVE = hour(5)
 
 
+def audit_schedule(
+    revisions: Sequence[Revision],
+    decided_through: Instant,
+    records: Iterable[Record],
+    *,
+    since: Instant | None = None,
+    until: Instant | None = None,
+) -> AuditReport:
+    """Compare all records of one schedule, oldest first, with what its revisions explain in [since, until]."""
+    after, end = -(2**62) if since is None else since - 1, 2**62 if until is None else until
+    cursor = Cursor(revisions[0].schedule if revisions else "", decided_through)
+    comparing = ScheduleAudit(cursor, revisions, after=after, until=end)
+    for record, finished_at in records:
+        if record.instant <= after:
+            comparing.straddle(record)
+        elif record.instant <= end:
+            comparing.feed(record, finished_at)
+    comparing.finish()
+    if (missing := comparing.unfollowed()) is not None:
+        comparing.report_unfollowed(*missing)
+    return comparing.report
+
+
 def judged(
     records: Iterable[Occurrence],
     *,
@@ -260,7 +284,7 @@ def hours(findings: AuditFindings) -> list[tuple[int, int]]:
     return [((finding.instant - NOON) // HOUR, finding.count) for finding in findings.kept]
 
 
-def test_a_complete_ledger_is_clean() -> None:
+def test_complete_ledger_is_clean() -> None:
     report = judged([record(hour(1)), run(hour(2), hour(4), 3), record(hour(5))])
     assert report.to_dict() == {
         "schedules": 1,
@@ -275,7 +299,7 @@ def test_a_complete_ledger_is_clean() -> None:
     }
 
 
-def test_what_is_not_decided_yet_is_not_missing() -> None:
+def test_undecided_instants_are_not_gaps() -> None:
     assert judged([record(hour(1))], decided_through=hour(2) - 1).ok
     assert hours(judged([record(hour(1))], decided_through=hour(2)).gaps) == [(2, 1)]
 
@@ -321,7 +345,7 @@ def test_duplicates(records: list[Occurrence], duplicates: list[tuple[int, int]]
         (record(hour(2) + 1), "no such instant"),
         (record(hour(2) - MINUTE), "no such instant"),
         (run(hour(1) + 1, hour(2), 1), "no such instant"),
-        (run(hour(1), hour(2) + 1, 2), "which is no instant"),
+        (run(hour(1), hour(2) + 1, 2), "which is not an instant"),
         (run(hour(1), hour(3), 2), "counts 2 instants; the schedule has 3"),
         (run(hour(1), hour(3), 4), "counts 4 instants; the schedule has 3"),
         (record(hour(1), None, 2), "counts 2 instants; the schedule has 1"),
@@ -342,13 +366,13 @@ def test_phantoms(wrong: Occurrence, reason: str) -> None:
     assert not report.ok
 
 
-def test_a_shifted_instant_is_a_phantom_and_a_gap() -> None:
+def test_shifted_instant_is_a_phantom_and_a_gap() -> None:
     report = judged([record(hour(1)), record(hour(2) + SECOND), run(hour(3), hour(5), 3)])
     assert [finding.instant for finding in report.phantoms.kept] == [hour(2) + SECOND]
     assert hours(report.gaps) == [(2, 1)]
 
 
-def test_each_revision_explains_its_own_time() -> None:
+def test_each_revision_applies_to_its_own_time() -> None:
     revisions = [
         revision(HOURLY),
         revision(spec(Every("30m")), 2, hour(2)),
@@ -358,7 +382,7 @@ def test_each_revision_explains_its_own_time() -> None:
     half = HOUR // 2
     clean = [
         record(hour(1)),
-        record(hour(2)),  # At the very time of the edit: the old definition has decided it.
+        record(hour(2)),  # Exactly at the edit: the old definition decided it.
         record(hour(2) + half, number=2),
         record(hour(3), number=2),
         record(hour(5), number=4),
@@ -372,13 +396,13 @@ def test_each_revision_explains_its_own_time() -> None:
     assert hours(judged([*clean[:3], clean[4]], revisions=revisions).gaps) == [(3, 1)]
 
 
-def test_two_edits_at_one_time_leave_nothing_to_the_first() -> None:
+def test_first_of_two_edits_at_one_time_is_ignored() -> None:
     revisions = [revision(HOURLY), revision(spec(Every("1m")), 2, hour(2)), revision(HOURLY, 3, hour(2))]
     records = [record(hour(1)), record(hour(2)), run(hour(3), hour(5), 3, number=3)]
     assert judged(records, revisions=revisions).ok
 
 
-def test_only_the_given_time_is_looked_at() -> None:
+def test_only_the_given_range_is_audited() -> None:
     records = [run(hour(1), hour(3), 3), record(hour(4))]
     assert judged(records, since=hour(2), until=hour(4)).ok
     assert not judged(records, since=hour(2)).ok
@@ -401,7 +425,7 @@ def test_findings_are_bounded_and_counted() -> None:
     assert other.schedules == 3
 
 
-def test_a_finding_is_written_with_times_people_read() -> None:
+def test_findings_show_readable_times() -> None:
     finding = AuditFinding(schedule="s", instant=hour(1), until=hour(2), count=2, reason="no record")
     assert finding.to_dict() == {
         "schedule": "s",
@@ -429,29 +453,29 @@ def judged_delay(*records: tuple[Occurrence, Instant | None], through: Instant =
     return audit_schedule(DELAY, through, records)
 
 
-def test_a_fixed_delay_that_waits_for_its_jobs_is_clean() -> None:
+def test_fixed_delay_that_waits_for_its_jobs_is_clean() -> None:
     report = judged_delay((record(at(1)), at(3)), (record(at(13)), at(15)), (record(at(25)), None))
     assert (report.ok, report.expected, report.recorded) == (True, 3, 3)
 
 
 @pytest.mark.parametrize("ended", [at(3) + 1, at(14), at(60)])
-def test_an_occurrence_that_did_not_wait_is_a_phantom(ended: Instant) -> None:
+def test_occurrence_that_did_not_wait_is_a_phantom(ended: Instant) -> None:
     report = judged_delay((record(at(1)), ended), (record(at(13)), None))
     assert [finding.instant for finding in report.phantoms.kept] == [at(13)]
     assert "earlier than 10m after" in report.phantoms.kept[0].reason
 
 
-def test_a_live_or_pruned_job_before_it_proves_nothing() -> None:
+def test_live_or_pruned_predecessor_is_no_finding() -> None:
     assert judged_delay((record(at(1)), None), (record(at(2)), None)).ok
 
 
-def test_an_edit_may_bring_the_next_occurrence_forward() -> None:
+def test_edit_may_bring_the_next_occurrence_forward() -> None:
     revisions = [*DELAY, revision(spec(After("1h")), 2, at(5))]
     records = [(record(at(1)), at(2)), (record(at(6), number=2), None)]
     assert audit_schedule(revisions, at(30), records).ok
 
 
-def test_a_delay_without_a_successor_is_a_gap() -> None:
+def test_fixed_delay_without_a_successor_is_a_gap() -> None:
     report = judged_delay((record(at(1)), at(3)))
     assert [finding.instant for finding in report.gaps.kept] == [at(13)]
     assert report.expected == 2
@@ -460,15 +484,15 @@ def test_a_delay_without_a_successor_is_a_gap() -> None:
 @pytest.mark.parametrize(
     ("revisions", "last", "through"),
     [
-        (DELAY, (record(at(1)), None), at(30)),  # It runs, or was pruned.
-        (DELAY, (record(at(1)), at(3)), at(13)),  # The end and its successor are not the same statement.
+        (DELAY, (record(at(1)), None), at(30)),  # It is running, or was pruned.
+        (DELAY, (record(at(1)), at(3)), at(13)),  # The job ends and its successor is set in two statements.
         (DELAY, (record(at(1), outcome=Decided.PAUSED), None), at(30)),
         ([*DELAY, revision(None, 2, at(4))], (record(at(1)), at(3)), at(30)),
         ([*DELAY, revision(spec(After("10m")), 2, at(4))], (record(at(1)), at(3)), at(30)),
         ([revision(spec(After("10m"), end=isoformat(at(12))))], (record(at(1)), at(3)), at(30)),
     ],
 )
-def test_a_successor_is_not_always_due(
+def test_successor_is_not_always_due(
     revisions: list[Revision], last: tuple[Occurrence, Instant | None], through: Instant
 ) -> None:
     assert audit_schedule(revisions, through, [last]).ok
@@ -487,7 +511,7 @@ def test_phantoms_of_a_fixed_delay(wrong: Occurrence, reason: str) -> None:
     assert [reason in finding.reason for finding in report.phantoms.kept] == [True]
 
 
-def test_a_calendar_before_a_fixed_delay_is_still_complete() -> None:
+def test_cron_before_a_fixed_delay_is_still_audited() -> None:
     revisions = [revision(HOURLY), revision(spec(After("10m")), 2, hour(3))]
     records = [(record(hour(1)), None), (record(hour(3) + 1, number=2), None)]
     assert hours(audit_schedule(revisions, hour(5), records).gaps) == [(2, 2)]
@@ -497,7 +521,7 @@ def test_a_calendar_before_a_fixed_delay_is_still_complete() -> None:
 
 
 class World:
-    """The real ledger on SQLite in memory, the real planner, and a clock that stands still."""
+    """The real ledger on SQLite in memory, the real planner, and a frozen clock."""
 
     def __init__(self, start: Instant = NOON) -> None:
         self.now = start
@@ -521,7 +545,7 @@ class World:
             assert not refused
 
     async def pass_time(self, length: int, step: int) -> None:
-        """Let time pass with a scheduler that looks every `step`."""
+        """Advance the clock, with a scheduler that ticks every `step`."""
         end = self.now + length
         while self.now < end:
             self.now = min(end, self.now + step)
@@ -548,7 +572,7 @@ class World:
         assert self.connection.raw.execute(text, values).rowcount == 1
 
 
-async def test_an_empty_store_is_clean() -> None:
+async def test_empty_store_is_clean() -> None:
     async with World() as world:
         assert (await world.clean()).schedules == 0
 
@@ -596,7 +620,7 @@ async def test_edits_removals_and_pauses_leave_a_clean_ledger() -> None:
         assert (await world.clean()).expected == 60 + 180 + 12 + 80 + 1
 
 
-async def test_a_fixed_delay_leaves_a_clean_ledger() -> None:
+async def test_fixed_delay_leaves_a_clean_ledger() -> None:
     async with World() as world:
         await world.put(spec(After("10m")))
         for step in range(40):
@@ -608,21 +632,21 @@ async def test_a_fixed_delay_leaves_a_clean_ledger() -> None:
         assert (await world.clean()).recorded > 3
 
 
-async def test_a_job_by_hand_that_delays_the_next_one_is_no_gap() -> None:
+async def test_manual_job_that_delays_the_next_one_is_no_gap() -> None:
     async with World() as world:
         await world.put(spec(After("10m"), overlap="queue"))
         await world.pass_time(MINUTE, MINUTE)
         await world.store.schedules.trigger("s")
-        await world.finish_jobs()  # Ends the job of the schedule; the one by hand stays in the line.
+        await world.finish_jobs()  # Ends the job of the schedule; the manual one stays queued.
         await world.pass_time(2 * HOUR, HOUR)
-        await world.store.schedules.trigger("s")  # Decides the past, which moves decided_through.
+        await world.store.schedules.trigger("s")  # Decides past instants, which moves decided_through.
         await world.clean()
         world.connection.raw.execute("delete from headway_jobs where occurrence_at is null")
         assert (await world.audit()).gaps.total == 1
 
 
 async def tampered() -> World:
-    """Return a store whose schedule `s` has 60 single records, one run of 120 and 10 singles; `t` is a neighbour."""
+    """Return a store: schedule `s` has 60 single records, one run of 120 and 10 singles; `t` is another schedule."""
     world = await World().__aenter__()
     await world.put(spec(Every("1m"), overlap="allow"))
     await world.put(spec(Every("1h")), "t")
@@ -653,7 +677,7 @@ SCHEDULE = "update headway_schedules set {} where name = 's'"
         (("update headway_revisions set effective_at = ? where schedule = 's'", at(3)), {"phantoms"}),
     ],
 )
-async def test_tampering_is_found(tamper: tuple[object, ...], kinds: set[str]) -> None:
+async def test_tampering_is_detected(tamper: tuple[object, ...], kinds: set[str]) -> None:
     world = await tampered()
     world.sql(*tamper)  # type: ignore[arg-type]
     report = (await world.audit()).to_dict()
@@ -665,7 +689,7 @@ async def test_tampering_is_found(tamper: tuple[object, ...], kinds: set[str]) -
     assert not (await world.audit("s")).ok
 
 
-async def test_a_second_run_over_the_same_time_is_found() -> None:
+async def test_overlapping_run_is_detected() -> None:
     world = await tampered()
     world.sql(
         "insert into headway_occurrences (schedule, instant, until, count, outcome, reason, decided_at, revision,"
@@ -677,7 +701,7 @@ async def test_a_second_run_over_the_same_time_is_found() -> None:
     assert (report.gaps.total, report.phantoms.total) == (0, 0)
 
 
-async def test_a_range_of_time_sees_runs_that_reach_into_it() -> None:
+async def test_range_includes_runs_that_reach_into_it() -> None:
     world = await tampered()
     for since, until in [(at(61), at(180)), (at(70), at(75)), (at(180), at(181)), (at(59), None), (None, at(100))]:
         assert (await world.audit(since=since, until=until)).ok
@@ -687,7 +711,7 @@ async def test_a_range_of_time_sees_runs_that_reach_into_it() -> None:
     assert (await world.audit(since=at(100), until=at(109))).gaps.kept[0].count == 10
 
 
-async def test_what_was_pruned_is_not_missing() -> None:
+async def test_pruned_records_are_not_gaps() -> None:
     world = await tampered()
     await world.finish_jobs()
     assert await world.store.housekeeping.prune(100 * MINUTE, 10_000)
@@ -697,7 +721,7 @@ async def test_what_was_pruned_is_not_missing() -> None:
     assert (await world.audit()).gaps.total == 1
 
 
-async def test_a_removed_schedule_is_audited_and_an_unknown_one_is_not_found() -> None:
+async def test_removed_schedule_is_audited_and_an_unknown_one_is_not_found() -> None:
     world = await tampered()
     await world.store.schedules.remove("s")
     assert (await world.audit("s")).recorded == 190
@@ -711,24 +735,24 @@ async def test_a_removed_schedule_is_audited_and_an_unknown_one_is_not_found() -
 async def test_every_page_of_schedules_is_audited() -> None:
     async with World() as world:
         names = [*(f"{n:05}" for n in range(450)), "a", "a\U0010ffff", "\ue000", "é"]
-        await world.store.schedules.put_new({name: spec(Every("1h")) for name in names})
+        await world.store.schedules.put_many({ScheduleRef("default", name): spec(Every("1h")) for name in names})
         await world.pass_time(HOUR, HOUR)
         assert (await world.clean()).schedules == len(names)
         for name in ("00000", "00299", "a", "a\U0010ffff", "\ue000", "é"):
             assert (await world.audit(name)).recorded == 1
 
 
-async def test_a_definition_that_cannot_be_read_is_said_and_does_not_stop_the_audit() -> None:
+async def test_unreadable_definition_is_reported_and_does_not_stop_the_audit() -> None:
     world = await tampered()
     world.sql("update headway_revisions set definition = '{broken' where schedule = 's'")
     report = await world.audit()
     assert [finding.schedule for finding in report.unreadable.kept] == ["s"]
     assert (report.schedules, report.ok) == (2, False)
     world.sql("update headway_schedules set definition = '{broken' where name = 't'")
-    assert (await world.audit("t")).ok  # Its revisions tell the same, and can be read.
+    assert (await world.audit("t")).ok  # Its revisions have the same definition, and are readable.
 
 
-async def test_definitions_that_are_gone_are_said_and_do_not_stop_the_audit() -> None:
+async def test_missing_definitions_are_reported_and_do_not_stop_the_audit() -> None:
     world = await tampered()
     world.sql("delete from headway_revisions where schedule = 's'")
     report = await world.audit()
@@ -738,7 +762,7 @@ async def test_definitions_that_are_gone_are_said_and_do_not_stop_the_audit() ->
 
 
 class Meanwhile:
-    """A ledger to which something happens right after each call of one of its methods."""
+    """A ledger that runs a callback after each call of one of its methods."""
 
     def __init__(self, world: World, method: str, happens: Callable[[], Awaitable[object]]) -> None:
         self._ledger = world.store.ledger
@@ -765,7 +789,7 @@ async def test_decisions_made_while_the_audit_runs_are_not_phantoms() -> None:
         assert (await world.clean()).recorded > 60
 
 
-async def test_decisions_pruned_while_the_audit_runs_are_no_gaps() -> None:
+async def test_decisions_pruned_while_the_audit_runs_are_not_gaps() -> None:
     world = await tampered()
     await world.finish_jobs()
     busy = Meanwhile(world, "revisions", lambda: world.store.housekeeping.prune(100 * MINUTE, 10_000))
@@ -791,9 +815,7 @@ TRIGGERS: list[Trigger] = [
 @pytest.mark.slow
 @given(st.lists(OPERATIONS, min_size=1, max_size=25), st.sampled_from(["latest", "all", "skip"]))
 @settings(max_examples=60, deadline=None)
-async def test_whatever_is_done_to_a_schedule_the_ledger_stays_clean(
-    operations: list[tuple[object, ...]], missed: str
-) -> None:
+async def test_any_sequence_of_changes_leaves_a_clean_ledger(operations: list[tuple[object, ...]], missed: str) -> None:
     async with World(parse_instant("2027-03-28T00:00Z")) as world:
         schedules = world.store.schedules
         await world.put(spec(TRIGGERS[0], missed=missed))

@@ -1,4 +1,4 @@
-"""Cron by tables: what is read and refused, which instants follow, and what previews say."""
+"""Tables of cron expressions: parsed or rejected, their instants, and the notes of previews."""
 
 import time
 from datetime import datetime, timedelta
@@ -41,7 +41,7 @@ def runs(text: str, start: str, count: int, *, tz: str = "UTC", dst: str = "shif
         ("0 0 1 jan *", ["2027-01-01T00:00", "2028-01-01T00:00"]),
         ("0 0 * Nov mon", ["2026-11-16T00:00", "2026-11-23T00:00", "2026-11-30T00:00", "2027-11-01T00:00"]),
         ("05 06 07 08 *", ["2027-08-07T06:05"]),
-        # A start and a step run to the end of the field.
+        # A start with a step runs to the end of the field.
         ("5/15 * * * *", ["2026-11-15T12:05", "2026-11-15T12:20", "2026-11-15T12:35", "2026-11-15T12:50"]),
         ("0 0 * * 4/2", ["2026-11-19T00:00", "2026-11-21T00:00", "2026-11-26T00:00"]),
         # Wraparound.
@@ -50,7 +50,7 @@ def runs(text: str, start: str, count: int, *, tz: str = "UTC", dst: str = "shif
         ("0 0 * * FRI-MON", ["2026-11-16T00:00", "2026-11-20T00:00", "2026-11-21T00:00", "2026-11-22T00:00"]),
         ("0 0 1 NOV-FEB *", ["2026-12-01T00:00", "2027-01-01T00:00", "2027-02-01T00:00", "2027-11-01T00:00"]),
         ("0 0 30-1 * *", ["2026-11-30T00:00", "2026-12-01T00:00", "2026-12-30T00:00", "2026-12-31T00:00"]),
-        # Seven is Sunday, and as a start it is the Sunday at the beginning of the week.
+        # Seven is Sunday; as the start of a range it is the Sunday at the beginning of the week.
         ("0 0 * * 7/2", ["2026-11-17T00:00", "2026-11-19T00:00", "2026-11-21T00:00", "2026-11-22T00:00"]),
         ("0 0 * * SUN/2", ["2026-11-17T00:00", "2026-11-19T00:00", "2026-11-21T00:00", "2026-11-22T00:00"]),
         ("0 0 * * 7-2", ["2026-11-16T00:00", "2026-11-17T00:00", "2026-11-22T00:00"]),
@@ -74,7 +74,7 @@ def runs(text: str, start: str, count: int, *, tz: str = "UTC", dst: str = "shif
         ("0 0 * * 5L", ["2026-11-27T00:00", "2026-12-25T00:00"]),
         ("0 0 * * FRIL", ["2026-11-27T00:00", "2026-12-25T00:00"]),
         ("0 0 * * 7L", ["2026-11-29T00:00", "2026-12-27T00:00"]),
-        # Day of month or day of week; both where one starts with "*".
+        # Day of month or day of week; both must match where one starts with "*".
         ("0 0 13 * 5", ["2026-11-20T00:00", "2026-11-27T00:00", "2026-12-04T00:00", "2026-12-11T00:00"]),
         ("0 0 13 * FRI#2", ["2026-12-11T00:00", "2026-12-13T00:00", "2027-01-08T00:00", "2027-01-13T00:00"]),
         ("0 0 31 2 MON", ["2027-02-01T00:00", "2027-02-08T00:00", "2027-02-15T00:00", "2027-02-22T00:00"]),
@@ -96,13 +96,13 @@ def runs(text: str, start: str, count: int, *, tz: str = "UTC", dst: str = "shif
         ("@yearly", ["2027-01-01T00:00", "2028-01-01T00:00"]),
         ("@annually", ["2027-01-01T00:00", "2028-01-01T00:00"]),
         (" \t0  6 * *\t* \n", ["2026-11-16T06:00"]),
-        # Far apart: 2100 is no leap year, and a 29 February on a Monday comes every 28 years.
+        # Rare: 2100 is not a leap year, and a 29 February on a Monday comes every 28 years.
         ("0 0 29 2 *", ["2028-02-29T00:00", "2032-02-29T00:00"]),
         ("0 0 29 2 * 2096-2199", ["2096-02-29T00:00", "2104-02-29T00:00"]),
         ("0 0 ? 2 MON#5", ["2044-02-29T00:00", "2072-02-29T00:00"]),
     ],
 )
-def test_reads_what_people_write(text: str, expected: list[str]) -> None:
+def test_parses_common_expressions(text: str, expected: list[str]) -> None:
     assert runs(text, START, len(expected)) == expected
 
 
@@ -116,7 +116,7 @@ def test_reads_what_people_write(text: str, expected: list[str]) -> None:
         ("@hourly", "30", ["12:00:30", "13:00:30"]),
     ],
 )
-def test_reads_seconds(text: str, seconds: str | None, expected: list[str]) -> None:
+def test_parses_seconds(text: str, seconds: str | None, expected: list[str]) -> None:
     made, instant, found = timetable(text, seconds=seconds), parse_instant(START), []
     for _ in expected:
         following = made.next_after(instant)
@@ -192,14 +192,14 @@ def test_reads_seconds(text: str, seconds: str | None, expected: list[str]) -> N
         ("0 0 29 2 * 2101-2103", "no such day"),
     ],
 )
-def test_refuses_by_name(text: str, message: str) -> None:
+def test_rejects_invalid_fields_by_name(text: str, message: str) -> None:
     with pytest.raises(InvalidSchedule) as refused:
         parse(text)
     assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("seconds", ["", "60", "* *", "*/0", "x", "0 0 * * *", "1" * 600])
-def test_refuses_seconds(seconds: str) -> None:
+def test_rejects_seconds(seconds: str) -> None:
     with pytest.raises(InvalidSchedule, match=r"second|characters"):
         parse("* * * * *", seconds)
     with pytest.raises(InvalidSchedule, match=r"leave out seconds="):
@@ -239,7 +239,7 @@ def test_refuses_seconds(seconds: str) -> None:
         ("0 0 0 ? * 2-6", ["seconds first", '"0 0 0 ? * 2-6 *"']),
     ],
 )
-def test_refuses_six_fields_that_may_start_with_seconds(text: str, says: list[str]) -> None:
+def test_rejects_six_fields_that_may_start_with_seconds(text: str, says: list[str]) -> None:
     with pytest.raises(InvalidSchedule) as refused:
         parse(text)
     for part in says:
@@ -278,8 +278,8 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_refuses_hostile_texts_at_once(text: str) -> None:
-    started = time.thread_time()  # What this thread computes, however long it is kept waiting.
+def test_rejects_hostile_texts_at_once(text: str) -> None:
+    started = time.thread_time()  # CPU time of this thread: independent of the load of the machine.
     with pytest.raises(InvalidSchedule) as refused:
         timetable(text)
     assert time.thread_time() - started < 5
@@ -315,7 +315,7 @@ def test_refuses_hostile_texts_at_once(text: str) -> None:
         "Ｕ",
     ],
 )
-def test_refuses_zones_by_name(name: str) -> None:
+def test_rejects_unknown_zones_by_name(name: str) -> None:
     for make in (zone, timeline, lambda tz: timetable("0 0 * * *", tz)):
         with pytest.raises(InvalidSchedule, match=r"^tz .* IANA name such as"):
             make(name)
@@ -328,7 +328,7 @@ def test_hostile_zones_never_reach_the_file_system(monkeypatch: pytest.MonkeyPat
             zone(name)
 
 
-def test_refuses_unknown_policies() -> None:
+def test_rejects_unknown_policies() -> None:
     with pytest.raises(InvalidSchedule, match='dst \'twice\' is not known; use "shift", "skip" or "both"'):
         timetable("0 0 * * *", dst="twice")
 
@@ -337,7 +337,7 @@ def test_refuses_unknown_policies() -> None:
     ("tz", "text"),
     [("Europe/Berlin", "30 2 28 3 * 2027"), ("Pacific/Apia", "0 12 30 12 * 2011")],
 )
-def test_refuses_what_daylight_saving_never_lets_run(tz: str, text: str) -> None:
+def test_rejects_times_that_daylight_saving_always_skips(tz: str, text: str) -> None:
     with pytest.raises(InvalidSchedule, match="never runs"):
         timetable(text, tz, "skip")
     assert timetable(text, tz, "shift").next_after(0) is not None
@@ -364,7 +364,7 @@ def test_refuses_what_daylight_saving_never_lets_run(tz: str, text: str) -> None
     ],
 )
 def test_reference_instants(tz: str, day: str, text: str, expected: str) -> None:
-    """Each runs exactly once for its local day: the day before and the day after have their own."""
+    """Each runs exactly once for its local day: the day before and the day after have their own run."""
     made = timetable(text, tz)
     instant = parse_instant(expected + ":00Z")
     assert made.next_after(instant - 1) == instant
@@ -374,14 +374,14 @@ def test_reference_instants(tz: str, day: str, text: str, expected: str) -> None
 @pytest.mark.parametrize(
     ("tz", "text", "start", "dst", "expected"),
     [
-        # A gap: several times that do not exist are one run, also together with one that does.
+        # A gap: several times that do not exist become one run, which may coincide with an existing one.
         ("America/New_York", "0,30 2,3 * * *", "2027-03-14T06:00Z", "shift", ["03-14T07:00", "03-14T07:30"]),
         ("America/New_York", "0,30 2,3 * * *", "2027-03-14T06:00Z", "both", ["03-14T07:00", "03-14T07:30"]),
         ("America/New_York", "0,30 2,3 * * *", "2027-03-14T06:00Z", "skip", ["03-14T07:00", "03-14T07:30"]),
         ("America/New_York", "15,30 2 * * *", "2027-03-14T06:00Z", "shift", ["03-14T07:00", "03-15T06:15"]),
         ("America/New_York", "15,30 2 * * *", "2027-03-14T06:00Z", "both", ["03-14T07:00", "03-15T06:15"]),
         ("America/New_York", "15,30 2 * * *", "2027-03-14T06:00Z", "skip", ["03-15T06:15", "03-15T06:30"]),
-        # A doubled hour.
+        # A repeated hour.
         ("America/New_York", "30 1 * * *", "2027-11-07T00:00Z", "shift", ["11-07T05:30", "11-08T06:30"]),
         ("America/New_York", "30 1 * * *", "2027-11-07T00:00Z", "skip", ["11-07T05:30", "11-08T06:30"]),
         (
@@ -391,14 +391,14 @@ def test_reference_instants(tz: str, day: str, text: str, expected: str) -> None
             "both",
             ["11-07T05:30", "11-07T06:30", "11-08T06:30"],
         ),
-        # From inside the doubled hour, in its first and in its second pass.
+        # From inside the repeated hour, in its first and in its second pass.
         ("America/New_York", "30 1 * * *", "2027-11-07T05:30Z", "shift", ["11-08T06:30"]),
         ("America/New_York", "30 1 * * *", "2027-11-07T06:10Z", "shift", ["11-08T06:30"]),
         ("America/New_York", "30 1 * * *", "2027-11-07T06:10Z", "both", ["11-07T06:30", "11-08T06:30"]),
-        # The last label of a year that is restricted comes again.
+        # The last local time of a restricted year is repeated.
         ("America/New_York", "30 1 7 11 * 2027", "2027-11-07T05:30Z", "both", ["11-07T06:30"]),
         ("America/New_York", "30 1 7 11 * 2027", "2027-11-07T05:30Z", "shift", []),
-        # Wildcards and steps in the hour run in every real hour, whatever the policy says.
+        # Wildcards and steps in the hour run in every real hour, under any policy.
         *(
             ("America/New_York", text, start, dst, expected)
             for dst in ("shift", "skip", "both")
@@ -417,7 +417,7 @@ def test_reference_instants(tz: str, day: str, text: str, expected: str) -> None
         ("Australia/Lord_Howe", "45 * * * *", "2027-04-03T14:00Z", "shift", ["04-03T14:45", "04-03T15:15"]),
         ("Australia/Lord_Howe", "45 1 * * *", "2027-04-03T14:00Z", "both", ["04-03T14:45", "04-03T15:15"]),
         ("Australia/Lord_Howe", "15 2 * * *", "2027-10-02T12:00Z", "skip", ["10-03T15:15"]),
-        # A whole day that never was: 2011-12-30 in Apia.
+        # A whole day that was skipped: 2011-12-30 in Apia.
         ("Pacific/Apia", "0 12 * * *", "2011-12-29T22:30Z", "shift", ["12-30T10:00", "12-30T22:00"]),
         ("Pacific/Apia", "0 12 * * *", "2011-12-29T22:30Z", "skip", ["12-30T22:00", "12-31T22:00"]),
         ("Pacific/Apia", "0 12 30 12 *", "2011-12-01T00:00Z", "shift", ["12-30T10:00"]),
@@ -556,7 +556,7 @@ def test_fractions_of_a_second_are_strict() -> None:
     assert made.count_between(noon + DAY, noon) == 0
 
 
-def test_the_horizon_is_an_end() -> None:
+def test_no_runs_after_the_horizon() -> None:
     made = timetable("0 0 * * *", "Asia/Tokyo")
     last = parse_instant("2199-12-30T15:00Z")
     assert made.next_after(last - 1) == last
@@ -570,20 +570,20 @@ def test_the_horizon_is_an_end() -> None:
     assert made.count_between(-(10**30), 10**30) == 84_006
 
 
-def test_a_year_that_is_over_has_no_next() -> None:
+def test_past_year_has_no_next_run() -> None:
     made = timetable("0 2 * * * 2027", "America/New_York")
     assert made.next_after(parse_instant("2028-01-01T12:00Z")) is None
     assert made.count_between(0, 10**16) == 365
 
 
-def test_counts_without_visiting() -> None:
+def test_counts_without_enumerating() -> None:
     start = parse_instant("2027-03-05T12:00:07Z")
     for tz in ("UTC", "America/New_York"):
         made = timetable("* * * * * * *", tz)
         made.count_between(start, start + 3652 * DAY)
         started = time.thread_time()
         assert made.count_between(start, start + 3652 * DAY) == 3652 * 86_400
-        assert time.thread_time() - started < 5  # To visit each of them takes minutes.
+        assert time.thread_time() - started < 5  # Enumerating them would take minutes.
 
 
 def test_same_text_is_parsed_once_for_all_zones() -> None:
@@ -591,8 +591,8 @@ def test_same_text_is_parsed_once_for_all_zones() -> None:
     assert parse("0 6 * * *") is parse("0 6 * * *")
 
 
-def test_a_timeline_finds_every_change() -> None:
-    """Hour by hour through some years, whatever the steps that the timeline itself takes."""
+def test_timeline_finds_every_offset_change() -> None:
+    """Check some years hour by hour, independent of the steps that the timeline takes."""
     for name, year in (("America/New_York", 2027), ("Asia/Gaza", 2040), ("America/Recife", 2000)):
         loaded = zone(name)
         line, start = Timeline(loaded), parse_instant(f"{year}-01-01T00:00Z") // SECOND
@@ -602,7 +602,7 @@ def test_a_timeline_finds_every_change() -> None:
             assert timedelta(seconds=segment.offset) == datetime.fromtimestamp(second, loaded).utcoffset()
 
 
-def test_a_timeline_cannot_step_over_a_change() -> None:
+def test_timeline_cannot_miss_an_offset_change() -> None:
     """These are the closest changes in all zones from 1970 to 2199."""
     for name, year in (("Asia/Gaza", 2040), ("America/Recife", 2000)):
         closest = min(after - before for before, after in pairwise(changes_of(name, year)))
@@ -611,8 +611,8 @@ def test_a_timeline_cannot_step_over_a_change() -> None:
 
 @pytest.mark.parametrize("change", ["2027-03-14T07:00Z", "2027-11-07T06:00Z"])
 @pytest.mark.parametrize("shift_s", [-3_600, -1_800, 0, 600, 1_800, 3_600])
-def test_where_stretches_end_changes_nothing(change: str, shift_s: int) -> None:
-    """A stretch of segments may end anywhere, also within a doubled hour."""
+def test_boundaries_of_stretches_do_not_matter(change: str, shift_s: int) -> None:
+    """A stretch of segments may end anywhere, also within a repeated hour."""
     second = parse_instant(change) // SECOND
     start, stop = (second - 30 * 3_600) * SECOND, (second + 30 * 3_600) * SECOND
     line = Timeline(zone("America/New_York"), stretch_s=(second + shift_s) // 40)

@@ -1,6 +1,6 @@
-"""The cron engine against an oracle that looks at every minute, and against two other libraries.
+"""The cron engine against an oracle that checks every minute, and against two other libraries.
 
-`HEADWAY_PROPERTY_EXAMPLES=5000` makes a long campaign of it.
+Set `HEADWAY_PROPERTY_EXAMPLES=5000` for a long run.
 """
 
 import os
@@ -41,7 +41,7 @@ HOUR_S, DAY_S = 3_600, 86_400
 HORIZON = from_datetime(datetime(2200, 1, 3, tzinfo=UTC))
 POLICIES = ("shift", "skip", "both")
 
-# The traps of history: a half-hour shift, a gap at midnight, negative DST, two days that never were.
+# Historical edge cases: a half-hour shift, a gap at midnight, negative DST, two days that never existed.
 NOTABLE = [
     ("Australia/Lord_Howe", 2027),
     ("America/Sao_Paulo", 2018),
@@ -56,7 +56,7 @@ NOTABLE = [
     ("Asia/Pyongyang", 2015),
     ("America/Santiago", 2027),
 ]
-ODD = ("Africa/Monrovia", 1972)  # Its offset had seconds, so that its minutes are none of UTC's.
+ODD = ("Africa/Monrovia", 1972)  # Its offset had seconds, so its minutes are not aligned with those of UTC.
 
 
 # Expressions
@@ -94,7 +94,7 @@ weekday_items = st.one_of(
     st.builds("{}#{}".format, weekday_names, st.integers(1, 5)),
 )
 month_items = st.one_of(number_items("month"), st.sampled_from(["FEB", "NOV-FEB", "JAN,JUL", "OCT-NOV"]))
-# Most clocks change at night: hours from there make the interesting cases frequent.
+# Most clocks change at night: these hours make the interesting cases frequent.
 night_hours = st.one_of(
     st.sampled_from(["0", "1", "2", "3", "23", "1,2", "0-3", "22-2", "1-2", "2,14"]), number_items("hour")
 )
@@ -105,7 +105,7 @@ any_weekday = st.one_of(st.just("*"), fields(weekday_items), st.just("?"))
 
 
 def oracles(*, busy: bool, second: st.SearchStrategy[str] = on_the_minute) -> st.SearchStrategy[Oracle]:
-    """Expressions of all kinds; the busy ones run on most days, so that a window of hours sees them."""
+    """Generate expressions of all kinds; the busy ones run on most days, so that a window of hours contains some."""
     often = st.one_of(st.just("*"), st.just("*"), st.just("?"))
     return st.builds(
         Oracle,
@@ -124,7 +124,7 @@ def oracles(*, busy: bool, second: st.SearchStrategy[str] = on_the_minute) -> st
 
 @st.composite
 def changes(draw: st.DrawFn, notable: list[tuple[str, int]] = NOTABLE) -> tuple[str, int]:
-    """A zone and a second at which its clocks change."""
+    """Generate a zone and a second at which its offset changes."""
     zone = st.sampled_from(zones_with_changes())
     tz, year = draw(st.one_of(st.sampled_from(notable), st.tuples(zone, st.integers(2020, 2030))))
     found = changes_of(tz, year)
@@ -134,7 +134,7 @@ def changes(draw: st.DrawFn, notable: list[tuple[str, int]] = NOTABLE) -> tuple[
 
 @st.composite
 def windows(draw: st.DrawFn) -> tuple[str, int, int]:
-    """A zone and two days, mostly around a change of its clocks."""
+    """Generate a zone and two days, mostly around a change of its offset."""
     tz, change = draw(changes())
     middle = draw(st.one_of(st.just(change), st.just(change), st.integers(0, 2_000_000_000)))
     middle -= middle % 60
@@ -150,7 +150,7 @@ def make(oracle: Oracle, tz: str, dst: str) -> Timetable:
 
 
 def enumerate_s(made: Timetable, start: int, stop: int) -> list[int]:
-    """List the seconds in [start, stop) by asking for the next one again and again."""
+    """List the seconds in [start, stop) by repeatedly asking for the next one."""
     found, instant = list[int](), made.next_after(start * SECOND - 1)
     while instant is not None and instant < stop * SECOND:
         assert instant % SECOND == 0
@@ -165,7 +165,7 @@ def enumerate_s(made: Timetable, start: int, stop: int) -> list[int]:
 @slow_but_fine
 @given(oracles(busy=True), windows(), st.sampled_from(POLICIES))
 @example(Oracle("0", "30", "2", "*", "*", "*", "*"), ("Europe/Berlin", 1806102000, 1806274800), "both")
-def test_runs_when_the_oracle_says(oracle: Oracle, window: tuple[str, int, int], dst: str) -> None:
+def test_runs_match_the_oracle(oracle: Oracle, window: tuple[str, int, int], dst: str) -> None:
     tz, start, stop = window
     assert enumerate_s(make(oracle, tz, dst), start, stop) == oracle.instants(tz, dst, start, stop)
 
@@ -173,7 +173,7 @@ def test_runs_when_the_oracle_says(oracle: Oracle, window: tuple[str, int, int],
 @pytest.mark.slow
 @slow_but_fine
 @given(oracles(busy=False), windows(), st.sampled_from(POLICIES))
-def test_rare_ones_run_when_the_oracle_says(oracle: Oracle, window: tuple[str, int, int], dst: str) -> None:
+def test_rare_runs_match_the_oracle(oracle: Oracle, window: tuple[str, int, int], dst: str) -> None:
     tz, start, stop = window
     assert enumerate_s(make(oracle, tz, dst), start, stop) == oracle.instants(tz, dst, start, stop)
 
@@ -185,7 +185,7 @@ def test_rare_ones_run_when_the_oracle_says(oracle: Oracle, window: tuple[str, i
     changes([*NOTABLE, ODD]),
     st.sampled_from(POLICIES),
 )
-def test_runs_at_the_seconds_that_the_oracle_says(oracle: Oracle, change: tuple[str, int], dst: str) -> None:
+def test_runs_with_seconds_match_the_oracle(oracle: Oracle, change: tuple[str, int], dst: str) -> None:
     tz, second = change
     start, stop = second - 4_200, second + 4_200
     made = make(oracle, tz, dst)
@@ -196,7 +196,7 @@ def test_runs_at_the_seconds_that_the_oracle_says(oracle: Oracle, change: tuple[
 
 @slow_but_fine
 @given(oracles(busy=True), windows(), st.sampled_from(POLICIES), st.lists(st.floats(0, 1), min_size=2, max_size=8))
-def test_counts_and_finds_from_any_start(
+def test_count_and_next_match_from_any_start(
     oracle: Oracle, window: tuple[str, int, int], dst: str, parts: list[float]
 ) -> None:
     tz, start, stop = window
@@ -215,7 +215,7 @@ def test_counts_and_finds_from_any_start(
 
 @slow_but_fine
 @given(oracles(busy=True), windows(), st.sampled_from(POLICIES), st.integers(1, 12))
-def test_last_ones_are_those_of_the_oracle(oracle: Oracle, window: tuple[str, int, int], dst: str, n: int) -> None:
+def test_last_runs_match_the_oracle(oracle: Oracle, window: tuple[str, int, int], dst: str, n: int) -> None:
     tz, start, stop = window
     make(oracle, tz, dst)
     trigger = Cron(oracle.text, tz, dst)  # type: ignore[arg-type]
@@ -241,7 +241,7 @@ def test_last_ones_are_those_of_the_oracle(oracle: Oracle, window: tuple[str, in
     st.datetimes(datetime(1971, 1, 1), datetime(2150, 1, 1)),  # noqa: DTZ001
 )
 def test_finds_the_next_day_years_ahead(oracle: Oracle, tz: str, start: datetime) -> None:
-    """One run a day at most, so the next one is found by asking day after day."""
+    """The expressions run at most once a day, so checking day after day finds the next run."""
     made, zone = make(oracle, tz, "skip"), ZoneInfo(tz)
     after = from_datetime(start.replace(tzinfo=UTC))
     for days in range(-2, 12 * 366):
@@ -266,7 +266,7 @@ def test_finds_the_next_day_years_ahead(oracle: Oracle, tz: str, start: datetime
     st.integers(0, 4_000_000_000),
     st.integers(0, 4_000),
 )
-def test_counts_what_it_enumerates_over_long_ranges(oracle: Oracle, tz: str, dst: str, start: int, days: int) -> None:
+def test_count_equals_enumeration_over_long_ranges(oracle: Oracle, tz: str, dst: str, start: int, days: int) -> None:
     made = make(oracle, tz, dst)
     per_day = len(values("minute", oracle.minute)) * len(values("hour", oracle.hour))
     stop = start + min(days, 1 + 4_000 // per_day) * DAY_S
@@ -276,8 +276,8 @@ def test_counts_what_it_enumerates_over_long_ranges(oracle: Oracle, tz: str, dst
 
 
 @pytest.mark.parametrize(("tz", "year"), NOTABLE)
-def test_counts_and_enumerates_across_notable_changes(tz: str, year: int) -> None:
-    """The cases that chance may miss, above all left-out times that fall together with one that exists."""
+def test_count_equals_enumeration_across_notable_changes(tz: str, year: int) -> None:
+    """Cover cases that random examples may miss, above all skipped times that coincide with an existing one."""
     hours = ("*", "*/2", "0", "1", "2", "3", "0-3", "2,3", "23-1", "0,1,2,3,22,23")
     for second, hour, minute, dst in product(changes_of(tz, year), hours, ("30", "0,15,45"), POLICIES):
         start, stop = second - 26 * HOUR_S - second % 60, second + 26 * HOUR_S
@@ -293,7 +293,7 @@ def test_counts_and_enumerates_across_notable_changes(tz: str, year: int) -> Non
 
 @slow_but_fine
 @given(changes(), fields(night_hours), fields(minutes), st.sampled_from(POLICIES))
-def test_is_always_later_than_any_start(change: tuple[str, int], hour: str, minute: str, dst: str) -> None:
+def test_next_run_is_always_after_the_start(change: tuple[str, int], hour: str, minute: str, dst: str) -> None:
     tz, second = change
     made = timetable(f"{minute} {hour} * * *", tz, dst)
     latest = 0
@@ -308,12 +308,12 @@ def test_is_always_later_than_any_start(change: tuple[str, int], hour: str, minu
 
 @slow_but_fine
 @given(changes(), st.integers(0, 23), st.integers(0, 59))
-def test_daily_runs_once_for_every_day_of_the_calendar(change: tuple[str, int], hour: int, minute: int) -> None:
+def test_daily_runs_once_per_calendar_day(change: tuple[str, int], hour: int, minute: int) -> None:
     tz, second = change
-    # Where a whole day is left out, its midnight is moved to the next midnight: two days, one instant.
+    # Where a whole day is skipped, its midnight moves to the next midnight: two days, one instant.
     assume((hour, minute) != (0, 0) or tz not in ("Pacific/Apia", "Pacific/Kwajalein"))
     made, zone = timetable(f"{minute} {hour} * * *", tz), ZoneInfo(tz)
-    # The window opens and closes right after the time of day, well away from the change.
+    # The window opens and closes right after the time of day, away from the change.
     opens = at_local(second - 4 * DAY_S, zone, hour, minute)
     closes = at_local(second + 4 * DAY_S, zone, hour, minute)
     days = (local_time(closes, zone).date() - local_time(opens, zone).date()).days
@@ -335,21 +335,21 @@ def test_every_real_hour_has_the_same_runs(window: tuple[str, int, int], per_hou
     tz, start, stop = window
     made = timetable(f"*/{60 // per_hour} * * * *", tz, dst)
     runs = enumerate_s(made, start, stop)
-    # Where clocks jump by half an hour, a run on the hour comes half an hour later.
+    # Where the offset jumps by half an hour, a run on the hour comes half an hour later.
     assert all(b - a <= 1.5 * HOUR_S for a, b in pairwise(runs))
     assert runs == enumerate_s(timetable(f"*/{60 // per_hour} * * * *", tz), start, stop)
 
 
 @given(st.text(max_size=40))
 @settings(max_examples=3 * EXAMPLES, deadline=None)
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_rejected(text: str) -> None:
     with suppress(InvalidSchedule):
         timetable(text)
 
 
 @given(st.text(alphabet="0123456789*/-,?LW# @AMONFRJ", max_size=24))
 @settings(max_examples=3 * EXAMPLES, deadline=None)
-def test_anything_that_looks_like_cron_is_read_or_refused(text: str) -> None:
+def test_any_cron_like_text_is_parsed_or_rejected(text: str) -> None:
     with suppress(InvalidSchedule):
         made = timetable(text)
         assert made.count_between(0, DAY_S * SECOND) == len(enumerate_s(made, 1, DAY_S + 1))
@@ -359,7 +359,7 @@ def test_anything_that_looks_like_cron_is_read_or_refused(text: str) -> None:
 
 
 def plain_items(field: str, *, exclude_all: bool) -> st.SearchStrategy[str]:
-    """Items that every library reads in the same way: no wraparound, no range of a single value."""
+    """Generate items that every library reads the same way: no wraparound, no range of a single value."""
     face = RANGES[field]
     value = st.integers(face[0], face[-1])
     ordered = st.tuples(value, value).filter(lambda ends: ends[0] < ends[1])
@@ -391,7 +391,7 @@ def ours(made: Timetable, start: datetime, runs: int) -> list[datetime]:
 
 
 def theirs(iterator: Any, start: datetime, runs: int) -> list[datetime]:
-    """Take runs from a library that may repeat itself or go back: only what is later than the last counts."""
+    """Take runs from a library that may repeat runs or go backwards: keep those that increase."""
     found, latest = list[datetime](), start
     while len(found) < runs:
         moment = next(iterator).astimezone(UTC)
@@ -458,10 +458,10 @@ def test_agrees_with_cronsim_across_changes(
 def test_agrees_with_croniter_in_utc(
     minute: str, hour: str, day: str, month: str, weekday: str, start: datetime
 ) -> None:
-    # Lists that add up to all days become "*" in croniter, which changes the meaning of the other field.
+    # croniter turns lists that cover all days into "*", which changes the meaning of the other field.
     assume(day == "*" or "L" in day or len(values("day", day)) < 31)
     assume(weekday == "*" or len(values("weekday", weekday)) < 7)
-    # It gives up on days that do not exist even if the day of week would match.
+    # croniter gives up on days that do not exist even if the day of week would match.
     assume(weekday == "*" or day == "*" or "L" in day or min(values("day", day)) <= 28)
     text = f"{minute} {hour} {day} {month} {weekday}"
     made = make_or_skip(text)
@@ -475,7 +475,7 @@ def test_agrees_with_croniter_in_spring(tz: str, text: str) -> None:
         for second in changes_of(tz, year):
             before, after = (datetime.fromtimestamp(s, ZoneInfo(tz)) for s in (second - 1, second))
             if (after.utcoffset() or timedelta()) < (before.utcoffset() or timedelta()):
-                continue  # It runs fixed times twice when clocks fall back.
+                continue  # croniter runs fixed times twice when clocks fall back.
             start = datetime.fromtimestamp(second - 30 * HOUR_S, ZoneInfo(tz))
             expected = theirs(croniter(text, start).all_next(datetime), start.astimezone(UTC), 4)
             assert ours(timetable(text, tz), start.astimezone(UTC), 4) == expected

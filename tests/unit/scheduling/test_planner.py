@@ -1,4 +1,4 @@
-"""The planner's policies, one table each. Times are minutes after a noon."""
+"""The planner's policies, one table each. Times are minutes after noon."""
 
 from dataclasses import replace
 from itertools import product
@@ -17,7 +17,7 @@ FREE = LiveJobs()
 BUSY = LiveJobs(running=("job_1",))
 FULL = LiveJobs(running=("job_1",), waiting=("job_2",))
 
-Row = tuple[float, str] | tuple[float, str, int]  # Minute and outcome, or the first minute of a run, outcome, count.
+Row = tuple[float, str] | tuple[float, str, int]  # Minute and outcome, or first minute of a run, outcome and count.
 
 
 def at(minutes: float) -> Instant:
@@ -56,7 +56,7 @@ def waits(made: Plan) -> list[bool]:
     return [decision.waits for decision in made.decisions if decision.outcome is Decided.FIRED]
 
 
-def test_one_instant_that_is_due_just_now_fires() -> None:
+def test_due_instant_fires() -> None:
     made = plan(schedule(), at(1), FREE)
     assert rows(made) == [(1, "fired")]
     assert (made.decided_through, made.next_at, made.fires) == (at(1), at(2), 1)
@@ -68,12 +68,12 @@ def test_nothing_is_due_between_two_instants() -> None:
     assert (made.decisions, made.decided_through, made.next_at) == ((), at(0.9), at(1))
 
 
-def test_a_clock_that_went_back_decides_nothing_and_loses_nothing() -> None:
+def test_clock_that_went_back_decides_nothing_and_loses_nothing() -> None:
     made = plan(schedule(through=10), at(3), FREE)
     assert (made.decisions, made.decided_through, made.next_at) == ((), at(10), at(11))
 
 
-# overlap: what is on time while an earlier job is live ------------------------------------------------------
+# overlap: instants on time while an earlier job is live -----------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -116,19 +116,19 @@ def test_overlap_of_a_single_instant(overlap: str, live: LiveJobs, outcome: str)
     assert made.replaces == (overlap == "replace")
 
 
-def test_queue_limit_is_the_length_of_the_line() -> None:
+def test_queue_limit_bounds_the_queue() -> None:
     made = plan(schedule(overlap="queue", queue_limit=3, grace="1h"), at(10), FULL)
     assert rows(made) == [(1, "fired"), (2, "fired"), (3, "skipped", 8)]
     assert reasons(made)[-1] == "queue_limit=3 reached, job_1 has not ended"
 
 
-def test_a_skip_says_what_is_in_the_way() -> None:
+def test_skip_reason_names_the_live_job() -> None:
     assert reasons(plan(schedule(), at(1), BUSY)) == ["job_1 has not ended"]
     first = plan(schedule(grace="5m"), at(2), FREE)
     assert reasons(first) == ["on time", "the job of an earlier instant has not ended"]
 
 
-# missed: what nobody decided in time ------------------------------------------------------------------------
+# missed: instants that were not decided in time -------------------------------------------------------------
 
 LATE: list[tuple[str, str, LiveJobs, list[Row]]] = [
     ("latest", "skip", FREE, [(1, "coalesced", 9), (10, "fired")]),
@@ -188,7 +188,7 @@ def test_lateness_up_to_grace_is_on_time() -> None:
     assert rows(plan(schedule(Every("1h", start=isoformat(at(1))), missed="skip"), at(2) + 1, FREE)) == [(1, "missed")]
 
 
-def test_no_grace_at_all_still_fires_what_is_due_this_very_moment() -> None:
+def test_zero_grace_still_fires_an_instant_due_now() -> None:
     assert rows(plan(schedule(missed="skip", grace=0), at(3), FREE)) == [(1, "missed", 2), (3, "fired")]
 
 
@@ -206,20 +206,20 @@ def test_reasons_name_the_policy() -> None:
 # catch-up ---------------------------------------------------------------------------------------------------
 
 
-def test_catching_up_waits_for_one_another_unless_overlap_is_allowed() -> None:
+def test_catch_up_jobs_wait_for_each_other_unless_overlap_is_allowed() -> None:
     for overlap, expected in (("skip", [False, True, True]), ("queue", [False, True, True]), ("allow", [False] * 3)):
         made = plan(schedule(missed="all", overlap=overlap, catch_up_limit=3, grace=0), at(10.5), FREE)
         assert waits(made) == expected
 
 
-def test_catching_up_is_paced_from_now_on() -> None:
+def test_catch_up_is_paced_from_now_on() -> None:
     paced = schedule(missed="all", overlap="allow", catch_up_limit=3, catch_up_rate="6/m", grace=0, jitter="5m")
     made = plan(paced, at(10.5), FREE)
     starts = [decision.start_at for decision in made.decisions if decision.outcome is Decided.FIRED]
     assert starts == [at(10.5), at(10.5) + 10 * SECOND, at(10.5) + 20 * SECOND]
 
 
-def test_the_rate_is_for_catching_up_only() -> None:
+def test_rate_applies_only_to_catch_up() -> None:
     made = plan(schedule(missed="all", overlap="allow", catch_up_rate="1/h"), at(1), FREE)
     assert [decision.start_at for decision in made.decisions] == [at(1)]
     latest = plan(schedule(missed="latest", catch_up_rate="1/h", grace=0), at(10.5), FREE)
@@ -235,7 +235,7 @@ def test_the_rate_is_for_catching_up_only() -> None:
         (7, [(4, "fired"), (5, "fired")]),
     ],
 )
-def test_the_newest_are_caught_up_across_pauses_and_deadlines(limit: int, before_the_pause: list[Row]) -> None:
+def test_newest_instants_are_caught_up_across_pauses_and_deadlines(limit: int, before_the_pause: list[Row]) -> None:
     window = Pause(since=at(5), until=at(8))
     policies = {"missed": "all", "overlap": "allow", "deadline": "9m", "grace": 0}
     made = plan(schedule(catch_up_limit=limit, pauses=(window,), **policies), at(12.5), FREE)  # type: ignore[arg-type]
@@ -255,16 +255,16 @@ def test_the_newest_are_caught_up_across_pauses_and_deadlines(limit: int, before
     [
         ("5m", "30s", [(1, "missed", 4), (5, "coalesced", 5), (10, "fired")]),
         ("0s", "30s", [(1, "missed", 9), (10, "fired")]),
-        ("30s", "5m", [(1, "missed", 9), (10, "fired")]),  # A deadline within the grace still holds.
+        ("30s", "5m", [(1, "missed", 9), (10, "fired")]),  # A deadline shorter than the grace still holds.
         ("1h", "30s", [(1, "coalesced", 9), (10, "fired")]),
     ],
 )
-def test_older_than_the_deadline_is_missed(deadline: str, grace: str, expected: list[Row]) -> None:
+def test_instant_older_than_the_deadline_is_missed(deadline: str, grace: str, expected: list[Row]) -> None:
     assert rows(plan(schedule(deadline=deadline, grace=grace), at(10), FREE)) == expected
 
 
 @pytest.mark.parametrize("grace", ["0s", "5m", "20m"])
-def test_the_deadline_itself_is_in_time(grace: str) -> None:
+def test_deadline_itself_is_in_time(grace: str) -> None:
     hourly = schedule(Every("1h", start=isoformat(at(1))), deadline="10m", grace=grace)
     assert rows(plan(hourly, at(11), FREE)) == [(1, "fired")]
     assert rows(plan(hourly, at(11) + 1, FREE)) == [(1, "missed")]
@@ -274,7 +274,7 @@ def test_the_deadline_itself_is_in_time(grace: str) -> None:
 # start, end, pauses -----------------------------------------------------------------------------------------
 
 
-def test_start_and_end_are_part_of_the_schedule() -> None:
+def test_start_and_end_are_inclusive() -> None:
     limited = schedule(start=isoformat(at(3)), end=isoformat(at(5)), overlap="allow", grace="1h")
     assert rows(plan(limited, at(10), FREE)) == [(3, "fired"), (4, "fired"), (5, "fired")]
     assert plan(limited, at(10), FREE).next_at is None
@@ -283,7 +283,7 @@ def test_start_and_end_are_part_of_the_schedule() -> None:
 
 
 @pytest.mark.parametrize("microsecond", [-1, 0, 1])
-def test_a_pause_covers_what_comes_after_it_up_to_its_end(microsecond: int) -> None:
+def test_pause_covers_instants_after_its_start_up_to_its_end(microsecond: int) -> None:
     window = Pause(since=at(3) + microsecond, until=at(6) + microsecond)
     made = plan(schedule(overlap="allow", grace="1h", pauses=(window,)), at(8), FREE)
     first, last = (3 if microsecond < 0 else 4), (5 if microsecond < 0 else 6)
@@ -291,26 +291,26 @@ def test_a_pause_covers_what_comes_after_it_up_to_its_end(microsecond: int) -> N
     assert rows(made) == [*((m, "fired") for m in range(1, first)), paused, *((m, "fired") for m in range(last + 1, 9))]
 
 
-def test_an_open_pause_has_no_end() -> None:
+def test_open_pause_has_no_end() -> None:
     window = Pause(since=at(2), author="ann", reason="repairs")
     made = plan(schedule(pauses=(window,)), at(1_000), FREE)
     assert rows(made) == [(1, "coalesced"), (2, "fired"), (3, "paused", 998)]
     assert reasons(made)[-1] == "paused by ann: repairs"
 
 
-def test_a_pause_goes_before_everything_else() -> None:
+def test_pause_takes_precedence_over_other_policies() -> None:
     window = Pause(since=at(0), until=at(8))
     made = plan(schedule(deadline="1m", missed="all", grace=0, pauses=(window,)), at(10.5), BUSY)
     assert rows(made) == [(1, "paused", 8), (9, "missed"), (10, "skipped")]
 
 
-def test_what_was_late_before_a_pause_is_merged_into_what_comes_after_it() -> None:
+def test_late_instants_before_a_pause_are_merged_into_one_after_it() -> None:
     window = Pause(since=at(3), until=at(6))
     made = plan(schedule(grace="30s", pauses=(window,)), at(8.25), FREE)
     assert rows(made) == [(1, "coalesced", 3), (4, "paused", 3), (7, "coalesced"), (8, "fired")]
 
 
-def test_a_late_instant_may_be_merged_into_one_before_a_pause() -> None:
+def test_late_instant_may_be_merged_into_one_before_a_pause() -> None:
     window = Pause(since=at(3), until=None)
     made = plan(schedule(grace="30s", pauses=(window,)), at(8.25), FREE)
     assert rows(made) == [(1, "coalesced", 2), (3, "fired"), (4, "paused", 5)]
@@ -319,7 +319,7 @@ def test_a_late_instant_may_be_merged_into_one_before_a_pause() -> None:
 # jitter -----------------------------------------------------------------------------------------------------
 
 
-def test_jitter_moves_the_start_and_not_the_instant() -> None:
+def test_jitter_delays_the_start_but_not_the_instant() -> None:
     made = plan(schedule(jitter="2m"), at(1), FREE)
     assert made.decisions[0].instant == at(1)
     assert made.decisions[0].start_at == jittered("s", at(1), 2 * MINUTE)
@@ -330,7 +330,7 @@ def test_jitter_moves_the_start_and_not_the_instant() -> None:
 # triggers ---------------------------------------------------------------------------------------------------
 
 
-def test_once_is_once() -> None:
+def test_at_fires_once() -> None:
     once = schedule(At(isoformat(at(5))))
     assert plan(once, at(4), FREE).next_at == at(5)
     made = plan(once, at(5), FREE)
@@ -339,13 +339,13 @@ def test_once_is_once() -> None:
     assert (again.decisions, again.next_at) == ((), None)
 
 
-def test_once_that_was_missed_is_caught_up() -> None:
+def test_missed_at_is_caught_up() -> None:
     assert rows(plan(schedule(At(isoformat(at(5)))), at(500), FREE)) == [(5, "fired")]
     assert rows(plan(schedule(At(isoformat(at(5))), missed="skip"), at(500), FREE)) == [(5, "missed")]
     assert rows(plan(schedule(At(isoformat(at(5))), deadline="4h"), at(500), FREE)) == [(5, "missed")]
 
 
-def test_cron_follows_its_zone_through_a_clock_change() -> None:
+def test_cron_follows_its_zone_through_a_dst_change() -> None:
     day = parse_instant("2027-03-27T12:00Z")
     cron = schedule(Cron("30 2 * * *", tz="Europe/Berlin"), grace="2d", overlap="allow")
     made = plan(replace(cron, decided_through=day), day + 2 * DAY, FREE)
@@ -384,7 +384,7 @@ def delay(next_at: float | None = 1, through: float = 0, **options: object) -> S
         ({"pauses": (Pause(since=at(1)),)}, 1, FREE, "fired", None),
     ],
 )
-def test_a_fixed_delay(
+def test_fixed_delay(
     options: dict[str, object], now: float, live: LiveJobs, outcome: str, next_at: Instant | None
 ) -> None:
     made = plan(delay(**options), at(now), live)  # type: ignore[arg-type]
@@ -393,14 +393,14 @@ def test_a_fixed_delay(
     assert made.replaces == (options.get("overlap") == "replace")
 
 
-def test_a_fixed_delay_waits_for_its_time_and_its_job() -> None:
+def test_fixed_delay_waits_for_its_time_and_its_job() -> None:
     early = plan(delay(), at(0.5), FREE)
     assert (early.decisions, early.decided_through, early.next_at) == ((), at(0.5), at(1))
     waiting = plan(delay(None), at(30), BUSY)
     assert (waiting.decisions, waiting.next_at) == ((), None)
 
 
-def test_a_fixed_delay_keeps_to_start_and_end() -> None:
+def test_fixed_delay_respects_start_and_end() -> None:
     assert plan(delay(start=isoformat(at(5))), at(3), FREE).next_at == at(5)
     assert rows(plan(delay(start=isoformat(at(5))), at(6), FREE)) == [(5, "fired")]
     over = plan(delay(6, end=isoformat(at(5))), at(8), FREE)
@@ -410,15 +410,15 @@ def test_a_fixed_delay_keeps_to_start_and_end() -> None:
     assert first_at(delay(start=isoformat(at(5))).spec, at(2)) == at(5)
 
 
-def test_a_fixed_delay_whose_next_instant_lies_in_the_decided_past_goes_on() -> None:
-    """A store's clock that went back makes jobs end before what is decided; the schedule must not stand still."""
+def test_fixed_delay_with_a_next_instant_in_the_decided_past_continues() -> None:
+    """If the store's clock goes back, jobs end before decided_through; the schedule must not stop."""
     behind = plan(delay(5, through=60), at(30), FREE)
     assert (behind.decisions, behind.decided_through, behind.next_at) == ((), at(60), at(60) + 1)
     caught_up = plan(delay(5, through=60), at(90), FREE)
     assert [(decision.instant, decision.outcome) for decision in caught_up.decisions] == [(at(60) + 1, Decided.FIRED)]
 
 
-def test_the_next_instant_lies_between_start_and_end() -> None:
+def test_next_instant_is_between_start_and_end() -> None:
     spec = schedule(start=isoformat(at(3)), end=isoformat(at(4))).spec
     assert isinstance(spec.trigger, Every)
     assert [next_instant(spec, spec.trigger, at(minute)) for minute in (0, 3, 4)] == [at(3), at(4), None]
@@ -430,7 +430,7 @@ TEN_YEARS = 3_650 * DAY
 
 
 class Calls:
-    """Counts how often triggers are asked."""
+    """Counts the calls of triggers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
@@ -447,7 +447,7 @@ class Calls:
 
 @pytest.mark.parametrize("trigger", [Every("1s"), Cron("* * * * * * *", tz="Europe/Berlin")], ids=["every", "cron"])
 @pytest.mark.parametrize(("overlap", "missed"), list(product(Overlap, Missed)))
-def test_ten_years_of_seconds_cost_what_is_recorded(
+def test_cost_of_ten_years_of_seconds_depends_on_the_records(
     trigger: Trigger, overlap: Overlap, missed: Missed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = Calls(monkeypatch)
@@ -463,7 +463,7 @@ def test_ten_years_of_seconds_cost_what_is_recorded(
         assert made.fires <= 100 + 61
 
 
-def test_a_plan_ends_early_where_it_would_fire_too_much() -> None:
+def test_plan_ends_early_at_the_bound_of_fires() -> None:
     flood = schedule(Every("1s"), overlap="allow", grace="1h")
     made = plan(flood, at(50), FREE)
     assert made.fires == planner.FIRES_PER_PLAN_MAX
@@ -473,7 +473,7 @@ def test_a_plan_ends_early_where_it_would_fire_too_much() -> None:
     assert rest.decisions[0].instant == made.next_at
 
 
-def test_a_plan_that_fires_exactly_the_bound_is_complete() -> None:
+def test_plan_that_fires_exactly_the_bound_is_complete() -> None:
     now = NOON + planner.FIRES_PER_PLAN_MAX * SECOND + 1
     made = plan(schedule(Every("1s"), overlap="allow", grace="1h"), now, FREE)
     assert (made.fires, made.decided_through) == (planner.FIRES_PER_PLAN_MAX, now)

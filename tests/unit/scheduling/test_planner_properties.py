@@ -1,4 +1,4 @@
-"""The planner against an oracle that decides every instant by itself, by the rules in words."""
+"""The planner against an oracle that decides every instant separately, by the documented rules."""
 
 from dataclasses import dataclass, replace
 from unittest.mock import patch
@@ -8,14 +8,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from headway.core.instants import DAY, HOUR, MINUTE, SECOND, Instant, isoformat, parse_instant
-from headway.core.occurrences import Decided, Decision, LiveJobs, Plan
+from headway.core.occurrences import Decided, LiveJobs, Plan, PlannedDecision
 from headway.core.schedules import Missed, Overlap, Pause, Rate, Schedule, ScheduleSpec
 from headway.core.triggers import After, At, Cron, Every, Trigger
 from headway.scheduling import planner
 from headway.scheduling.planner import first_at, jittered, plan
 
-START = parse_instant("2027-03-28T00:00Z")  # Berlin changes its clocks an hour later.
-FIRES_MAX = 5  # As the planner's bound, where a small one is wanted.
+START = parse_instant("2027-03-28T00:00Z")  # Berlin's DST change is an hour later.
+FIRES_MAX = 5  # Replaces the planner's bound where a small one is needed.
 
 TRIGGERS: list[Trigger] = [
     Every("10s"),
@@ -100,7 +100,7 @@ class Verdict:
 
 @dataclass
 class Oracle:
-    """Decides each instant for itself, in order, remembering only how many it has fired."""
+    """Decides each instant separately, in order, remembering only how many it has fired."""
 
     schedule: Schedule
     now: Instant
@@ -118,7 +118,7 @@ class Oracle:
             verdicts.append(self.verdict(instant))
             is_full = self.fired >= planner.FIRES_PER_PLAN_MAX and self.kind(instant) == "on time"
             if is_full and self.schedule.spec.overlap is Overlap.ALLOW:
-                break  # The rest is left to the next plan.
+                break  # The next plan decides the rest.
         return verdicts
 
     def kind(self, instant: Instant) -> str:
@@ -179,8 +179,8 @@ class Oracle:
         return Verdict(instant, Decided.FIRED, start_at, waits)
 
 
-def unfolded(decisions: tuple[Decision, ...], instants: list[Instant]) -> list[Verdict]:
-    """Write out every run of decisions, and check that its ends are instants and its count is right."""
+def unfolded(decisions: tuple[PlannedDecision, ...], instants: list[Instant]) -> list[Verdict]:
+    """Expand every run of decisions, and check that its ends are instants and its count is right."""
     verdicts = []
     for decision in decisions:
         last = decision.instant if decision.until is None else decision.until
@@ -198,7 +198,7 @@ def unfolded(decisions: tuple[Decision, ...], instants: list[Instant]) -> list[V
 
 @given(schedules, moments, live_jobs, st.sampled_from([FIRES_MAX, planner.FIRES_PER_PLAN_MAX]))
 @settings(max_examples=150, deadline=None)
-def test_every_instant_is_decided_once_and_as_the_words_say(
+def test_every_instant_is_decided_once_and_as_documented(
     schedule: Schedule, now: Instant, live: LiveJobs, fires_max: int
 ) -> None:
     with patch.object(planner, "FIRES_PER_PLAN_MAX", fires_max):
@@ -208,14 +208,14 @@ def test_every_instant_is_decided_once_and_as_the_words_say(
     assert unfolded(made.decisions, instants) == verdicts
     if len(verdicts) == len(instants):
         assert made.decided_through == max(now, schedule.decided_through)
-    else:  # Cut short: exactly there.
+    else:  # Truncated: exactly at the bound.
         assert made.decided_through == verdicts[-1].instant
     assert [verdict.instant for verdict in verdicts] == [i for i in instants if i <= made.decided_through]
 
 
 @given(schedules, moments, live_jobs)
 @settings(max_examples=100, deadline=None)
-def test_the_plan_goes_forward_and_says_when_to_look_again(schedule: Schedule, now: Instant, live: LiveJobs) -> None:
+def test_plan_advances_and_returns_the_next_wake_up(schedule: Schedule, now: Instant, live: LiveJobs) -> None:
     made = plan(schedule, now, live)
     assert made.decided_through >= schedule.decided_through
     rest = replace(schedule, decided_through=made.decided_through)
@@ -223,7 +223,7 @@ def test_the_plan_goes_forward_and_says_when_to_look_again(schedule: Schedule, n
         assert not instants_of(rest, now + 5 * HOUR)
     else:
         assert instants_of(rest, made.next_at) == [made.next_at]
-    assert plan(schedule, now, live) == made  # No hidden state.
+    assert plan(schedule, now, live) == made  # The planner has no hidden state.
     assert (made.schedule, made.live, made.now) == (schedule, live, now)
 
 
@@ -270,14 +270,14 @@ def test_several_plans_decide_the_same_instants_as_one(
 
 @given(specs(), st.lists(st.integers(1, 3_600), max_size=5))
 @settings(max_examples=75, deadline=None)
-def test_plans_at_moments_that_are_on_time_decide_alike(spec: ScheduleSpec, steps: list[int]) -> None:
-    """With everything on time and nothing in the way, it does not matter how often the scheduler looks."""
+def test_frequency_of_plans_on_time_does_not_matter(spec: ScheduleSpec, steps: list[int]) -> None:
+    """With everything on time and no live jobs, it does not matter how often the scheduler plans."""
     spec = replace(spec, grace=DAY, deadline=None, overlap=Overlap.ALLOW)
     schedule = Schedule(name="s", spec=spec, decided_through=START)
     now = START + sum(steps) * SECOND
     assume(len(instants_of(schedule, now)) < planner.FIRES_PER_PLAN_MAX)
     one = plan(schedule, now, LiveJobs()).decisions
-    several, present, moment = list[Decision](), schedule, START
+    several, present, moment = list[PlannedDecision](), schedule, START
     for step in steps:
         moment += step * SECOND
         made = plan(present, moment, LiveJobs())
@@ -288,7 +288,7 @@ def test_plans_at_moments_that_are_on_time_decide_alike(spec: ScheduleSpec, step
 
 @given(schedules, moments, live_jobs)
 @settings(max_examples=50, deadline=None)
-def test_a_plan_that_was_cut_is_finished_by_the_next_ones(schedule: Schedule, now: Instant, live: LiveJobs) -> None:
+def test_truncated_plan_is_finished_by_the_next_ones(schedule: Schedule, now: Instant, live: LiveJobs) -> None:
     schedule = replace(schedule, spec=replace(schedule.spec, overlap=Overlap.ALLOW))
     decided, present = list[Verdict](), schedule
     with patch.object(planner, "FIRES_PER_PLAN_MAX", FIRES_MAX):
@@ -300,7 +300,7 @@ def test_a_plan_that_was_cut_is_finished_by_the_next_ones(schedule: Schedule, no
             if made.decided_through >= now:
                 break
             assert made.next_at is not None
-            assert made.next_at <= now  # It is due already.
+            assert made.next_at <= now  # It is already due.
     assert [verdict.instant for verdict in decided] == instants_of(schedule, now)
 
 
@@ -333,7 +333,7 @@ def test_jitter_spreads_over_its_whole_range() -> None:
     live_jobs,
 )
 @settings(max_examples=100, deadline=None)
-def test_a_fixed_delay_decides_one_instant_at_most(
+def test_fixed_delay_decides_at_most_one_instant(
     spec: ScheduleSpec, through: int, next_s: int | None, windows: list[Pause], now: Instant, live: LiveJobs
 ) -> None:
     next_at = None if next_s is None else START + next_s * SECOND
@@ -356,7 +356,7 @@ def test_a_fixed_delay_decides_one_instant_at_most(
             assert decision.waits == (live.last is not None and spec.exclusive)
             assert not any(pause.covers(decision.instant) for pause in windows)
         if decision.outcome is Decided.MISSED:
-            assert made.next_at is not None  # Nothing else would ever set it.
+            assert made.next_at is not None  # Nothing else would ever set the next one.
     due = next_at is not None and max(next_at, schedule.decided_through + 1, spec.start or 0) <= now
     over = spec.end is not None and next_at is not None and max(
         next_at, schedule.decided_through + 1, spec.start or 0
@@ -366,10 +366,8 @@ def test_a_fixed_delay_decides_one_instant_at_most(
 
 @given(specs([After("10m")]), seconds, seconds, st.lists(st.integers(1, 3_600), min_size=4, max_size=4))
 @settings(max_examples=75, deadline=None)
-def test_a_fixed_delay_that_is_due_is_always_decided(
-    spec: ScheduleSpec, through: int, next_s: int, steps: list[int]
-) -> None:
-    """However the store's clock had stepped before, a schedule with a next instant gets to it: no plan puts it off."""
+def test_due_fixed_delay_is_always_decided(spec: ScheduleSpec, through: int, next_s: int, steps: list[int]) -> None:
+    """After any step of the store's clock, a schedule with a next instant reaches it: no plan postpones it forever."""
     spec = replace(spec, start=None, end=None)
     present = Schedule(name="s", spec=spec, decided_through=START + through * SECOND, next_at=START + next_s * SECOND)
     now = max(present.decided_through, START + next_s * SECOND)
@@ -384,7 +382,7 @@ def test_a_fixed_delay_that_is_due_is_always_decided(
 
 @given(specs([*TRIGGERS, After("10m")]), moments)
 @settings(max_examples=100, deadline=None)
-def test_the_first_instant_is_where_the_first_plan_begins(spec: ScheduleSpec, now: Instant) -> None:
+def test_first_instant_is_where_the_first_plan_begins(spec: ScheduleSpec, now: Instant) -> None:
     first = first_at(spec, now)
     schedule = Schedule(name="s", spec=spec, decided_through=now, next_at=first)
     if first is None:

@@ -1,4 +1,4 @@
-"""The scheduler's tick on the real ledger: what is decided, under whose name, and what happens when it may not be."""
+"""The scheduler's tick on the real ledger: what it decides, with which token, and what happens without permission."""
 
 import asyncio
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def names_of(count: int, *, shard: int, of: int = 2) -> list[str]:
 
 
 class Leader:
-    """A scheduler in leader mode at a seat; the test says which shards it holds."""
+    """A scheduler in leader mode on a seat; the test sets the shards that it holds."""
 
     def __init__(self, seat: Seat, shards: int = 1) -> None:
         self.seat = seat
@@ -70,12 +70,12 @@ def decided(stage: Stage) -> list[tuple[str, float, str]]:
 
 
 @virtual
-async def test_what_is_due_is_decided_and_the_rest_ends_with_the_next_instant() -> None:
+async def test_due_instants_are_decided_and_the_rest_ends_at_the_next_one() -> None:
     async with Stage() as stage:
         leader = Leader(stage.seat())
         await leader.take(0)
         await put(leader.seat, "a", "b")
-        assert await leader.scheduler.tick() == POLL_S  # Nothing is due for ten seconds: rest, but no longer than that.
+        assert await leader.scheduler.tick() == POLL_S  # Nothing is due for ten seconds: rest no longer than that.
         await asyncio.sleep(9.5)
         assert await leader.scheduler.tick() == pytest.approx(0.5)
         await asyncio.sleep(0.5)
@@ -87,7 +87,7 @@ async def test_what_is_due_is_decided_and_the_rest_ends_with_the_next_instant() 
 
 
 @virtual
-async def test_a_node_without_a_shard_does_not_even_ask() -> None:
+async def test_node_without_a_shard_sends_no_query() -> None:
     async with Stage() as stage:
         leader = Leader(stage.seat())
         await put(leader.seat, "a")
@@ -98,7 +98,7 @@ async def test_a_node_without_a_shard_does_not_even_ask() -> None:
 
 
 @virtual
-async def test_a_node_decides_its_own_shards_only() -> None:
+async def test_node_decides_only_its_own_shards() -> None:
     async with Stage() as stage:
         leader = Leader(stage.seat(), shards=2)
         await leader.take(1)
@@ -109,7 +109,7 @@ async def test_a_node_decides_its_own_shards_only() -> None:
 
 
 @virtual
-async def test_many_are_decided_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_schedules_are_decided_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH", 2)
     async with Stage() as stage:
         leader = Leader(stage.seat())
@@ -123,7 +123,7 @@ async def test_many_are_decided_batch_by_batch(monkeypatch: pytest.MonkeyPatch) 
 
 
 @virtual
-async def test_the_oldest_instant_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_oldest_instant_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH", 1)
     async with Stage() as stage:
         leader = Leader(stage.seat())
@@ -136,7 +136,7 @@ async def test_the_oldest_instant_comes_first(monkeypatch: pytest.MonkeyPatch) -
 
 
 @virtual
-async def test_a_schedule_that_cannot_be_read_is_set_aside_and_holds_nobody_up() -> None:
+async def test_unreadable_schedule_is_set_aside_and_blocks_no_other() -> None:
     async with Stage() as stage:
         leader = Leader(stage.seat())
         await leader.take(0)
@@ -153,7 +153,7 @@ async def test_a_schedule_that_cannot_be_read_is_set_aside_and_holds_nobody_up()
 
 
 @virtual
-async def test_a_schedule_that_cannot_be_planned_is_set_aside_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_schedule_that_cannot_be_planned_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     def fussy(schedule: Schedule, now: Instant, live: LiveJobs) -> Plan:
         if schedule.name == "bad":
             raise OverflowError("beyond the end of time")
@@ -172,12 +172,12 @@ async def test_a_schedule_that_cannot_be_planned_is_set_aside_too(monkeypatch: p
 
 
 @virtual
-async def test_a_lost_lease_is_noticed_by_the_store_and_nothing_is_written() -> None:
+async def test_store_rejects_decisions_of_a_lost_lease() -> None:
     async with Stage() as stage:
         stale, successor = Leader(stage.seat("node_a")), Leader(stage.seat("node_b"))
         await stale.take(0)
         await put(stale.seat, "a")
-        await asyncio.sleep(20.1)  # The lease has run out; this node does not know, as if its clock stood still.
+        await asyncio.sleep(20.1)  # The lease has expired, but this node does not know, as if its clock had stopped.
         await successor.take(0)
         rest_s = await stale.scheduler.tick()
         assert rest_s > 0
@@ -190,7 +190,7 @@ async def test_a_lost_lease_is_noticed_by_the_store_and_nothing_is_written() -> 
 
 
 @virtual
-async def test_a_schedule_that_somebody_changed_meanwhile_is_left_out_and_decided_anew() -> None:
+async def test_schedule_changed_meanwhile_is_skipped_and_decided_again() -> None:
     async with Stage() as stage:
         leader, other = Leader(stage.seat("node_a")), stage.seat("operator")
         await leader.take(0)
@@ -198,15 +198,15 @@ async def test_a_schedule_that_somebody_changed_meanwhile_is_left_out_and_decide
         await asyncio.sleep(9.9)
         leader.seat.driver.asking_s = 0.1
         ticking = asyncio.create_task(leader.scheduler.tick())
-        await asyncio.sleep(0.15)  # What is due was read; the decision is under way.
+        await asyncio.sleep(0.15)  # The due schedules were read; the decision is in flight.
         await other.store.schedules.trigger("changed")
-        assert await ticking == 0.0  # At least one was decided: go on at once.
+        assert await ticking == 0.0  # At least one was decided: continue at once.
         assert decided(stage) == [("changed", 10.0, "fired"), ("same", 10.0, "fired")]
         assert [event.schedules for event in stage.said(DecisionRefused)] == [("changed",)]
 
 
 @virtual
-async def test_plans_of_a_shard_that_was_lost_while_planning_are_not_committed() -> None:
+async def test_plans_of_a_shard_lost_while_planning_are_not_committed() -> None:
     async with Stage() as stage:
         leader = Leader(stage.seat(), shards=2)
         await leader.take(0, 1)
@@ -216,13 +216,13 @@ async def test_plans_of_a_shard_that_was_lost_while_planning_are_not_committed()
         leader.seat.driver.asking_s = 0.1
         ticking = asyncio.create_task(leader.scheduler.tick())
         await asyncio.sleep(0.15)
-        del leader.held["scheduler/1"]  # Left to another node while its schedules were being read.
+        del leader.held["scheduler/1"]  # The shard moves to another node while its schedules are read.
         await ticking
         assert {name for name, _, _ in decided(stage)} == {kept}
 
 
 @virtual
-async def test_a_decision_carries_the_token_of_its_own_shard() -> None:
+async def test_decision_carries_the_token_of_its_shard() -> None:
     async with Stage() as stage:
         leader = Leader(stage.seat(), shards=2)
         await leader.take(0, 1)
@@ -235,7 +235,7 @@ async def test_a_decision_carries_the_token_of_its_own_shard() -> None:
 
 
 @virtual
-async def test_with_locks_everybody_looks_and_one_decides() -> None:
+async def test_lock_mode_every_node_looks_and_one_decides() -> None:
     async with Stage() as stage:
         first, second = stage.seat("node_a"), stage.seat("node_b")
         await put(first, "a", "b")
@@ -246,7 +246,7 @@ async def test_with_locks_everybody_looks_and_one_decides() -> None:
 
 
 @virtual
-async def test_with_locks_an_instant_of_a_dead_node_waits_for_its_lock_and_no_longer() -> None:
+async def test_lock_mode_instant_of_a_dead_node_waits_only_for_its_lock() -> None:
     async with Stage() as stage:
         dead, alive = stage.seat("node_a"), stage.seat("node_b")
         await put(dead, "a")
@@ -260,17 +260,17 @@ async def test_with_locks_an_instant_of_a_dead_node_waits_for_its_lock_and_no_lo
             assert stage.now() < START + 32 * SECOND
             await asyncio.sleep(rests[-1])
         assert stage.now() >= START + 30 * SECOND
-        # It looked again soon at first, then ever less often: the store is not besieged.
+        # It polled soon at first, then less and less often, to spare the store.
         assert rests[0] < 0.01
         assert rests[:-1] == sorted(rests[:-1])
-        # And it said once that it leaves the instant to another node, not with each look.
+        # It reported once, not with every poll, that it leaves the instant to another node.
         assert [(event.node, event.schedules) for event in stage.said(LocksLost)] == [("node_b", ("a",))]
         assert max(rests) == POLL_S
         assert len(rests) < 40
 
 
 @virtual
-async def test_with_locks_the_lock_is_kept_past_the_decision() -> None:
+async def test_lock_mode_keeps_the_lock_past_the_decision() -> None:
     async with Stage() as stage:
         seat = stage.seat()
         await put(seat, "a")
@@ -282,7 +282,7 @@ async def test_with_locks_the_lock_is_kept_past_the_decision() -> None:
 
 
 @virtual
-async def test_a_replacement_waits_for_what_still_runs_and_not_for_what_ended_meanwhile() -> None:
+async def test_replacement_waits_only_for_jobs_that_still_run() -> None:
     async with Stage() as stage:
         leader, other = Leader(stage.seat("node_a")), stage.seat("operator")
         await leader.take(0)
@@ -294,7 +294,7 @@ async def test_a_replacement_waits_for_what_still_runs_and_not_for_what_ended_me
         await asyncio.sleep(9.9)
         leader.seat.driver.asking_s = 0.1
         ticking = asyncio.create_task(leader.scheduler.tick())
-        await asyncio.sleep(0.25)  # It has seen one that runs and one that waits; the latter ends now.
+        await asyncio.sleep(0.25)  # It read one running and one waiting job; the latter ends now.
         await other.store.queue.cancel(waiting, author="operator")
         await ticking
         (row,) = stage.sql("select status, blocked_by from headway_jobs where occurrence_at is not null")
@@ -302,7 +302,7 @@ async def test_a_replacement_waits_for_what_still_runs_and_not_for_what_ended_me
 
 
 class Refusing:
-    """Fencing whose fence nobody honours; counts how often it is asked."""
+    """Fencing whose fence is always rejected; counts how often it is asked."""
 
     asked = 0
 
@@ -318,7 +318,7 @@ class Refusing:
 
 
 @virtual
-async def test_work_that_may_not_be_done_is_no_reason_to_hurry() -> None:
+async def test_scheduler_rests_when_its_decisions_are_rejected() -> None:
     async with Stage() as stage:
         seat, fencing = stage.seat(), Refusing()
         await put(seat, "a")

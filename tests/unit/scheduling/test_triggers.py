@@ -1,4 +1,4 @@
-"""Triggers: made from what people write, compared by meaning, asked for instants, written and read again."""
+"""Triggers: construction, comparison, instants and serialisation."""
 
 import copy
 import json
@@ -60,14 +60,14 @@ TRIGGERS: list[tuple[Trigger, dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("trigger", "written", "text"), TRIGGERS)
-def test_is_written_and_read_again(trigger: Trigger, written: dict[str, object], text: str) -> None:
+def test_trigger_round_trips(trigger: Trigger, written: dict[str, object], text: str) -> None:
     assert trigger_to_dict(trigger) == written
     assert trigger_from_dict(json.loads(json.dumps(written))) == trigger
     assert describe(trigger) == text
 
 
 @pytest.mark.parametrize("trigger", [trigger for trigger, _, _ in TRIGGERS])
-def test_is_a_value(trigger: Trigger) -> None:
+def test_trigger_is_an_immutable_value(trigger: Trigger) -> None:
     for twin in (copy.copy(trigger), copy.deepcopy(trigger), pickle.loads(pickle.dumps(trigger))):
         assert twin == trigger
         assert hash(twin) == hash(trigger)
@@ -89,7 +89,7 @@ def test_is_a_value(trigger: Trigger) -> None:
         (At("2027-01-01T12:00Z"), At(datetime(2027, 1, 1, 14, tzinfo=timezone(timedelta(hours=2))))),
     ],
 )
-def test_compares_by_meaning(one: Trigger, other: Trigger) -> None:
+def test_triggers_compare_by_meaning(one: Trigger, other: Trigger) -> None:
     assert one == other
     assert hash(one) == hash(other)
 
@@ -102,7 +102,7 @@ def test_different_triggers_differ() -> None:
 
 
 @pytest.mark.parametrize("interval", ["", "x", "0s", "99ms", -1, 0, 0.05, "4000d", True, None, [], float("nan")])
-def test_refuses_intervals(interval: object) -> None:
+def test_rejects_intervals(interval: object) -> None:
     with pytest.raises(InvalidSchedule, match="every interval"):
         Every(interval)  # type: ignore[arg-type]
     with pytest.raises(InvalidSchedule, match="after delay"):
@@ -112,7 +112,7 @@ def test_refuses_intervals(interval: object) -> None:
 @pytest.mark.parametrize(
     "instant", ["", "soon", "2027-13-01", "1969-12-31T23:59:59Z", "2200-01-01", "0001-01-01", None, [], 1.5]
 )
-def test_refuses_instants(instant: object) -> None:
+def test_rejects_instants(instant: object) -> None:
     for tz in (None, "Asia/Tokyo"):
         with pytest.raises(InvalidSchedule, match="at instant"):
             At(instant, tz)  # type: ignore[arg-type]
@@ -121,8 +121,8 @@ def test_refuses_instants(instant: object) -> None:
             Every("1m", start=instant)  # type: ignore[arg-type]
 
 
-def test_numbers_are_no_instants_of_their_own() -> None:
-    """Somebody may mean Unix seconds, and would get a moment in 1970."""
+def test_numbers_are_not_accepted_as_instants() -> None:
+    """A user may mean Unix seconds, and would get a moment in 1970."""
     with pytest.raises(InvalidSchedule, match="at instant"):
         At(1_800_000_000)  # type: ignore[arg-type]
     with pytest.raises(InvalidSchedule, match="every start"):
@@ -130,14 +130,14 @@ def test_numbers_are_no_instants_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("tz", ["", "Nowhere", "../../etc/passwd", "Europe/Berlin\x00", 1])
-def test_refuses_zones(tz: str) -> None:
+def test_rejects_zones(tz: str) -> None:
     with pytest.raises(InvalidSchedule, match="tz"):
         At("2027-01-01", tz=tz)
     with pytest.raises(InvalidSchedule, match="tz"):
         Cron("* * * * *", tz=tz)
 
 
-def test_refuses_cron_where_it_is_made() -> None:
+def test_rejects_invalid_cron_on_construction() -> None:
     with pytest.raises(InvalidSchedule, match="cron minute"):
         Cron("61 * * * *")
     with pytest.raises(InvalidSchedule, match="dst"):
@@ -174,14 +174,14 @@ def test_refuses_cron_where_it_is_made() -> None:
         ({"kind": "at", "instant": "2027-01-01", "x" * 5000: 5}, "at trigger has no field"),
     ],
 )
-def test_refuses_what_it_did_not_write(written: dict[str, object], message: str) -> None:
+def test_rejects_malformed_stored_triggers(written: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidSchedule) as refused:
         trigger_from_dict(written)
     assert message in str(refused.value)
     assert len(str(refused.value)) < 300
 
 
-def test_reads_numbers_of_seconds() -> None:
+def test_parses_numbers_as_seconds() -> None:
     assert trigger_from_dict({"kind": "every", "interval": 30}) == Every("30s")
     assert trigger_from_dict({"kind": "after", "delay": 1.5}) == After("1500ms")
 
@@ -202,12 +202,12 @@ def test_reads_numbers_of_seconds() -> None:
         ("2011-12-30T12:00:00", "Pacific/Apia", "2011-12-30T10:00:00Z"),
     ],
 )
-def test_at_is_local_where_it_has_no_offset(written: str, tz: str | None, expected: str) -> None:
+def test_at_without_offset_is_local(written: str, tz: str | None, expected: str) -> None:
     assert isoformat(At(written, tz).instant) == expected
     assert isoformat(At(datetime.fromisoformat(written), tz).instant) == expected
 
 
-def test_at_happens_once() -> None:
+def test_at_has_one_instant() -> None:
     at = At("2027-01-01T12:00Z")
     assert at.next_after(NOON - 1) == NOON
     assert at.next_after(NOON) is None
@@ -239,7 +239,7 @@ def test_after_has_no_instants() -> None:
     assert not hasattr(After("10m"), "next_after")
 
 
-def test_cron_tells_what_daylight_saving_does() -> None:
+def test_cron_notes_daylight_saving() -> None:
     cron = Cron("30 2 * * *", tz="Europe/Berlin")
     instant = cron.next_after(parse_instant("2027-03-27T12:00Z"))
     assert instant == parse_instant("2027-03-28T01:00Z")
@@ -263,7 +263,7 @@ calendars = st.sampled_from(
 
 @settings(max_examples=150, deadline=None)
 @given(calendars, st.integers(-DAY, DAY), st.integers(0, 3 * DAY), st.integers(1, 40))
-def test_last_ones_are_the_last(trigger: CalendarTrigger, shift: int, length: int, n: int) -> None:
+def test_last_instants(trigger: CalendarTrigger, shift: int, length: int, n: int) -> None:
     after = NOON + shift
     until = after + min(length, 60 * SECOND if trigger == Every("100ms") else 3 * DAY)
     found = list[int]()
@@ -277,7 +277,7 @@ def test_last_ones_are_the_last(trigger: CalendarTrigger, shift: int, length: in
         assert nth_last_between(trigger, after, until, n) == (found[-n] if len(found) >= n else None)
 
 
-def test_last_ones_do_not_cost_what_lies_before() -> None:
+def test_last_instants_do_not_enumerate_earlier_ones() -> None:
     every, years = Every("100ms"), 100 * 365 * DAY
     assert last_between(every, NOON, NOON + years) == NOON + years
     assert nth_last_between(every, NOON, NOON + years, 1001) == NOON + years - 100 * SECOND

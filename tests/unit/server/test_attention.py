@@ -1,4 +1,4 @@
-"""What needs somebody is said: nodes that are gone, clocks that are off, missed instants, workers of no use."""
+"""Alerts on the overview: lost nodes, wrong clocks, missed instants, useless workers."""
 
 import asyncio
 from typing import Any
@@ -37,12 +37,16 @@ def said(code: str, **values: Any) -> list[str]:
 
 def test_one_worker_lost_of_two() -> None:
     lost = lost_among([node("web-1"), node("web-2", age=40 * SECOND)], [node("web-1")])
-    assert said("node_lost", lost=lost) == ["web-2 (worker) was last heard of 40s ago and did not say goodbye"]
+    assert said("node_lost", lost=lost) == [
+        "web-2 (worker) sent its last heartbeat 40s ago and did not shut down cleanly"
+    ]
 
 
-def test_a_successor_makes_up_for_one_that_is_lost_and_for_no_more() -> None:
+def test_successor_replaces_exactly_one_lost_node() -> None:
     gone = [node("web-2", age=MINUTE), node("pod-7f", age=2 * MINUTE), node("sched", age=MINUTE, roles="scheduler")]
-    assert lost_among(gone, [node("web-1")]) == [gone[0], gone[2], gone[1]], "one that ran before is no successor"
+    assert lost_among(gone, [node("web-1")]) == [gone[0], gone[2], gone[1]], (
+        "a node that was already running is no successor"
+    )
     again, other = node("web-2", started=30 * SECOND), node("pod-9c", started=10 * SECOND)
     assert lost_among(gone, [again, other]) == [gone[2]]
     assert lost_among(gone, [node("all", started=SECOND, roles="scheduler,worker,api")]) == [gone[2], gone[1]]
@@ -50,21 +54,21 @@ def test_a_successor_makes_up_for_one_that_is_lost_and_for_no_more() -> None:
 
 def test_many_lost_nodes_are_counted() -> None:
     words = said("node_lost", lost=[node(f"web-{number}", age=MINUTE) for number in range(8)])
-    assert words[-1] == "3 more nodes ended without a word in the last hour"
+    assert words[-1] == "3 more nodes ended without a clean shutdown in the last hour"
     assert len(words) == 6
 
 
 @pytest.mark.parametrize(
     ("skew_s", "words"),
     [
-        (3600.2, ["the clock of web-1 is 1h ahead of the store's: its log lines are off, decisions are not"]),
-        (-7200.0, ["the clock of web-1 is 2h behind the store's: its log lines are off, decisions are not"]),
+        (3600.2, ["the clock of web-1 is 1h ahead of the store's: times in its log are wrong, decisions are not"]),
+        (-7200.0, ["the clock of web-1 is 2h behind the store's: times in its log are wrong, decisions are not"]),
         (0.4, []),
         (-0.9, []),
         ("an hour", []),
     ],
 )
-def test_a_clock_that_is_off(skew_s: object, words: list[str]) -> None:
+def test_clock_skew(skew_s: object, words: list[str]) -> None:
     assert said("clock_off", nodes=[node(skew_s=skew_s)]) == words
 
 
@@ -72,20 +76,20 @@ def test_a_clock_that_is_off(skew_s: object, words: list[str]) -> None:
     ("trouble", "code", "words"),
     [
         (READ_ONLY, "store_read_only", "the store is read-only: "),
-        (FULL, "store_full", "the store has no room left: "),
+        (FULL, "store_full", "the store is full: "),
         (AWAY, "store_stuck", "the store answers, but takes no writes: "),
     ],
 )
-def test_a_store_without_writes_is_not_taken_for_nodes_without_life(trouble: str, code: str, words: str) -> None:
+def test_read_only_store_does_not_report_lost_nodes(trouble: str, code: str, words: str) -> None:
     waiting = [queue("default", 3)]
     [first, *others] = faults(overview(trouble=trouble, nodes=[], lost=[node(age=MINUTE)], queues=waiting))
     assert (first.code, first.message.startswith(words)) == (code, True)
     assert first.cure
-    assert not others, "nobody can write that it lives"
+    assert not others, "no node can write its heartbeat"
     assert "no_scheduler" in {fault.code for fault in faults(overview(nodes=[], queues=waiting))}
 
 
-def test_missed_instants_are_told_with_the_way_to_them() -> None:
+def test_missed_instants_are_reported_with_the_command_that_lists_them() -> None:
     missed = [MissedInstants(schedule="daily report", instants=3, latest=NOW)]
     [alert] = [alert for alert in alerts(overview(missed=missed)) if alert.code == "schedule_missed"]
     assert alert.message == "schedule daily report: 3 instants missed in the last day"
@@ -95,7 +99,7 @@ def test_missed_instants_are_told_with_the_way_to_them() -> None:
     assert figures(missed=missed).missed == [MissedSchedule("daily report", "default", 3, isoformat(NOW))]
 
 
-def test_workers_that_leave_take_nothing() -> None:
+def test_draining_workers_take_no_jobs() -> None:
     leaving = node(worker={"tasks": ["report"], "slots": 4, "draining": True})
     assert said("no_worker", nodes=[leaving], queues=[queue("default", 3)]) == [
         "all workers are draining, and 3 jobs wait"
@@ -108,7 +112,7 @@ def test_workers_that_leave_take_nothing() -> None:
     ] == ["no live worker takes from queue default, and 3 jobs wait in it"]
 
 
-def test_a_task_needs_one_worker_that_knows_it_and_takes_its_queue() -> None:
+def test_task_needs_a_worker_that_registers_it_and_serves_its_queue() -> None:
     knows = node("a", worker={"tasks": ["report"], "queues": ["mail"]})
     takes = node("b", worker={"tasks": ["mail"], "queues": ["*"]})
     assert unserved("report", "mail", [knows, takes]) == []
@@ -117,14 +121,14 @@ def test_a_task_needs_one_worker_that_knows_it_and_takes_its_queue() -> None:
     ]
 
 
-def test_a_worker_that_says_nonsense_is_a_worker_without_slots() -> None:
+def test_worker_with_malformed_state_has_no_slots() -> None:
     odd = node(worker={"places": {"process": {"slots": "many"}}, "slots": 4})
     [worker] = workers_of([odd])
     assert (worker.slots, worker.places, worker.slots_for("report")) == (0, {}, 0)
 
 
 @virtual
-async def test_missed_instants_are_found_for_a_day() -> None:
+async def test_missed_instants_are_reported_for_a_day() -> None:
     async with Stage() as stage:
         store = stage.seat().store
         insert = (
@@ -143,7 +147,7 @@ async def test_missed_instants_are_found_for_a_day() -> None:
 
 
 @virtual
-async def test_a_node_that_is_lost_and_one_whose_clock_is_off_are_found_in_the_store() -> None:
+async def test_lost_node_and_clock_skew_are_found_in_the_store() -> None:
     async with Stage() as stage:
         seat = stage.seat()
 
@@ -156,11 +160,13 @@ async def test_a_node_that_is_lost_and_one_whose_clock_is_off_are_found_in_the_s
         await seat.store.nodes.beat(lost)
         await asyncio.sleep(40.0)
         await stage.seat("node_2").store.nodes.beat(lives)
-        assert [words.partition(" is ")[0] for words in await told()] == ["the clock of web-2"], "it took its place"
+        assert [words.partition(" is ")[0] for words in await told()] == ["the clock of web-2"], (
+            "another node replaced it"
+        )
         stage.sql("update headway_nodes set started_at = started_at - ? where id = 'node_2'", HOUR)
         assert await told() == [
-            "web-1 (worker) was last heard of 40s ago and did not say goodbye",
-            "the clock of web-2 is 1h ahead of the store's: its log lines are off, decisions are not",
+            "web-1 (worker) sent its last heartbeat 40s ago and did not shut down cleanly",
+            "the clock of web-2 is 1h ahead of the store's: times in its log are wrong, decisions are not",
         ]
         await seat.store.nodes.leave(lost.id)
-        assert len(await told()) == 1, "one that says goodbye is not missed"
+        assert len(await told()) == 1, "a node that stopped cleanly is not missed"

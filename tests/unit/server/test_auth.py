@@ -1,4 +1,4 @@
-"""Who is let in, who is not, and for how long what the store said counts. The store is real; the clock can be moved."""
+"""Authentication: who is admitted, and how long an answer of the store stays valid. Real store, virtual clock."""
 
 import asyncio
 import ipaddress
@@ -27,7 +27,7 @@ SECRET = "0123456789-environment"
 
 
 class World:
-    """A store, and a clock that only moves when it is told to; counts how often the store is asked."""
+    """A store, and a clock that the test advances; counts the queries."""
 
     def __init__(self) -> None:
         self.passed_s = 0.0
@@ -89,16 +89,16 @@ async def refusal(gate: Authenticator, authorization: str | None, client: str = 
     return refused.value
 
 
-# Who is let in
+# Admission
 
 
-async def test_a_token_says_who_of_which_tenant_and_what_it_may(world: World) -> None:
+async def test_token_determines_name_tenant_and_role(world: World) -> None:
     token, header = await world.token("ada", "acme", "operator")
     found = await world.gate().admit(header, THERE)
     assert found == Principal("ada", "acme", "operator", token.id)
 
 
-async def test_the_scheme_may_be_written_as_people_do(world: World) -> None:
+async def test_scheme_is_case_insensitive(world: World) -> None:
     _, header = await world.token()
     value = header.partition(" ")[2]
     for written in (f"bearer {value}", f"BEARER {value}", f"Bearer   {value} "):
@@ -125,7 +125,7 @@ async def test_the_scheme_may_be_written_as_people_do(world: World) -> None:
     ],
     ids=lambda text: ascii(text[:16]),
 )
-async def test_whatever_else_is_sent_is_refused(world: World, authorization: str) -> None:
+async def test_malformed_credentials_are_rejected(world: World, authorization: str) -> None:
     await world.token()
     for gate in (world.gate(), world.gate(token=SECRET), world.gate(is_loopback=False)):
         refused = await refusal(gate, authorization)
@@ -133,30 +133,30 @@ async def test_whatever_else_is_sent_is_refused(world: World, authorization: str
         assert refused.headers["WWW-Authenticate"].startswith("Bearer")
 
 
-async def test_a_token_that_is_nearly_right_is_wrong(world: World) -> None:
+async def test_almost_correct_token_is_rejected(world: World) -> None:
     _, header = await world.token()
     for wrong in (header + "x", header[:-1], header.swapcase(), header.replace("hw_", ""), header + " x"):
         assert (await refusal(world.gate(), wrong)).status == 401
 
 
-async def test_the_token_of_the_environment_is_for_everything(world: World) -> None:
+async def test_environment_token_has_full_access(world: World) -> None:
     gate = world.gate(is_loopback=False, token=SECRET)
     found = await gate.admit(f"Bearer {SECRET}", THERE)
     assert (found.tenant, found.role) == ("*", "admin")
     assert (await refusal(gate, f"Bearer {SECRET[:-1]}")).status == 401
     assert (await refusal(gate, None)).status == 401
-    world.is_gone = True  # It does not need the store, so that one can look even while that is away.
+    world.is_gone = True  # It does not need the store, so an operator can look even during an outage.
     assert await gate.admit(f"Bearer {SECRET}", THERE) == found
     assert await gate.still_valid(found) is True
 
 
-async def test_a_token_that_code_has_set_is_as_good_as_one_of_the_environment(world: World) -> None:
+async def test_token_set_in_code_equals_an_environment_token(world: World) -> None:
     for weak in ("changeme", "CHANGE-ME-to-32-random-characters"):
-        with pytest.raises(InvalidConfig, match="the setting token must be a secret that nobody can guess"):
+        with pytest.raises(InvalidConfig, match="the setting token must be an unguessable secret"):
             world.gate(token=weak)
 
 
-async def test_a_token_of_the_store_does_not_grow_by_being_in_the_environment(world: World) -> None:
+async def test_stored_token_in_the_environment_keeps_its_role(world: World) -> None:
     token, header = await world.token(role="viewer")
     gate = world.gate(token=header.partition(" ")[2])
     assert (await gate.admit(header, HERE)).role == "viewer"
@@ -165,32 +165,32 @@ async def test_a_token_of_the_store_does_not_grow_by_being_in_the_environment(wo
     assert (await refusal(gate, header)).status == 401
 
 
-# Without any credential
+# Without credentials
 
 
-async def test_on_loopback_nothing_is_needed_until_the_first_token_is_made(world: World) -> None:
+async def test_loopback_is_open_until_the_first_token_exists(world: World) -> None:
     gate = world.gate()
     assert await gate.admit(None, HERE) == ANONYMOUS
     assert await gate.still_valid(ANONYMOUS) is True
     token, header = await world.token()
     world.passed_s += 5
     assert (await refusal(gate, None)).status == 401
-    assert await gate.still_valid(ANONYMOUS) is False  # Streams that were opened before end, too.
+    assert await gate.still_valid(ANONYMOUS) is False  # Streams that were opened before also end.
     assert (await gate.admit(header, HERE)).name == "ci"
     await world.revoke(token)
     world.passed_s += 5
-    assert (await refusal(gate, None)).status == 401  # Once closed it stays closed.
+    assert (await refusal(gate, None)).status == 401  # Once closed, it stays closed.
 
 
-async def test_nobody_is_let_in_without_a_token_from_elsewhere(world: World) -> None:
+async def test_remote_clients_need_a_token(world: World) -> None:
     assert (await refusal(world.gate(is_loopback=False), None)).status == 401
     assert (await refusal(world.gate(token=SECRET), None)).status == 401
-    assert (await refusal(world.gate(), None, THERE)).status == 401  # A proxy of this machine told who asks.
+    assert (await refusal(world.gate(), None, THERE)).status == 401  # A local proxy forwarded a remote client.
     assert await world.gate().admit(None, "::1") == ANONYMOUS
-    assert world.asked.count("any_token") == 1  # The others were refused without asking.
+    assert world.asked.count("any_token") == 1  # The others were rejected without a query.
 
 
-async def test_nobody_is_let_in_because_the_store_is_away(world: World) -> None:
+async def test_store_outage_admits_nobody(world: World) -> None:
     _, header = await world.token()
     gate = world.gate()
     await gate.admit(header, HERE)
@@ -203,22 +203,22 @@ async def test_nobody_is_let_in_because_the_store_is_away(world: World) -> None:
     assert (await gate.admit(header, HERE)).name == "ci"
 
 
-# For how long
+# Caching
 
 
-async def test_a_revoked_token_is_refused_within_five_seconds_also_on_streams(world: World) -> None:
+async def test_revoked_token_is_rejected_within_five_seconds_also_on_streams(world: World) -> None:
     token, header = await world.token()
     gate = world.gate()
     principal = await gate.admit(header, HERE)
     assert await gate.still_valid(principal) is True
     await world.revoke(token)
-    world.passed_s += 5 - gates.CHECK_EVERY_S  # What is asked every two seconds is known within five.
+    world.passed_s += 5 - gates.CHECK_EVERY_S  # A check every two seconds notices it within five.
     assert await gate.still_valid(principal) is False
     refused = await refusal(gate, header)
     assert (refused.status, str(refused)) == (401, "the token was revoked")
 
 
-async def test_an_expired_token_is_refused_at_once_even_if_it_was_just_seen(world: World) -> None:
+async def test_expired_token_is_rejected_at_once_even_if_cached(world: World) -> None:
     _, header = await world.token(lifetime=10 * SECOND)
     gate = world.gate()
     world.passed_s = 9.9
@@ -230,7 +230,7 @@ async def test_an_expired_token_is_refused_at_once_even_if_it_was_just_seen(worl
     assert (refused.status, str(refused)) == (401, "the token has expired")
 
 
-async def test_a_busy_client_costs_one_read_in_two_seconds(world: World) -> None:
+async def test_busy_client_costs_one_query_in_two_seconds(world: World) -> None:
     _, header = await world.token()
     gate = world.gate()
     for _ in range(20):
@@ -242,7 +242,7 @@ async def test_a_busy_client_costs_one_read_in_two_seconds(world: World) -> None
     assert world.asked.count("token_by_id") == 1
 
 
-async def test_a_stream_stays_open_while_the_store_is_away_but_not_beyond_its_time(world: World) -> None:
+async def test_stream_survives_a_store_outage_up_to_its_limit(world: World) -> None:
     _, header = await world.token(lifetime=60 * SECOND)
     gate = world.gate()
     principal = await gate.admit(header, HERE)
@@ -254,7 +254,7 @@ async def test_a_stream_stays_open_while_the_store_is_away_but_not_beyond_its_ti
     assert await gate.still_valid(principal) is False
 
 
-async def test_one_who_gives_up_does_not_spoil_the_answer_for_others(world: World) -> None:
+async def test_cancelled_request_does_not_fail_the_shared_lookup(world: World) -> None:
     _, header = await world.token()
     gate = world.gate()
     first = asyncio.create_task(gate.admit(header, HERE))
@@ -264,7 +264,7 @@ async def test_one_who_gives_up_does_not_spoil_the_answer_for_others(world: Worl
     assert (await second).name == "ci"
 
 
-# Wrong tokens
+# Rate limit of wrong tokens
 
 
 async def fail(gate: Authenticator, times: int, client: str = THERE) -> None:
@@ -272,12 +272,12 @@ async def fail(gate: Authenticator, times: int, client: str = THERE) -> None:
         assert (await refusal(gate, f"Bearer hw_wrong-{number}", client)).status == 401
 
 
-async def test_after_ten_wrong_tokens_an_address_has_to_wait(world: World) -> None:
+async def test_address_is_rate_limited_after_ten_wrong_tokens(world: World) -> None:
     gate = world.gate()
     await fail(gate, 10)
     refused = await refusal(gate, "Bearer hw_wrong", THERE)
     assert (refused.status, refused.headers) == (429, {"Retry-After": "60"})
-    await fail(gate, 1, "198.51.100.8")  # Others do not wait for it.
+    await fail(gate, 1, "198.51.100.8")  # Other addresses are not limited.
     world.passed_s += 45.5
     assert (await refusal(gate, "Bearer hw_wrong", THERE)).headers == {"Retry-After": "15"}
     world.passed_s += 15
@@ -285,7 +285,7 @@ async def test_after_ten_wrong_tokens_an_address_has_to_wait(world: World) -> No
     assert (await refusal(gate, "Bearer hw_wrong", THERE)).status == 429
 
 
-async def test_a_flood_of_wrong_tokens_leaves_the_store_alone(world: World) -> None:
+async def test_flood_of_wrong_tokens_does_not_reach_the_store(world: World) -> None:
     gate = world.gate()
     await fail(gate, 10)
     world.asked.clear()
@@ -298,14 +298,14 @@ async def test_a_flood_of_wrong_tokens_leaves_the_store_alone(world: World) -> N
     assert (await gate.admit(header, THERE)).name == "ci"
 
 
-async def test_a_few_wrong_tokens_a_minute_are_forgotten(world: World) -> None:
+async def test_rate_limit_recovers_after_a_minute(world: World) -> None:
     gate = world.gate()
     for _ in range(5):
         await fail(gate, 9)
         world.passed_s += 61
 
 
-async def test_who_holds_a_token_that_ended_is_told_so_however_often(world: World) -> None:
+async def test_revoked_token_always_gets_401_not_429(world: World) -> None:
     token, header = await world.token()
     await world.revoke(token)
     gate = world.gate(token=SECRET)
@@ -316,10 +316,10 @@ async def test_who_holds_a_token_that_ended_is_told_so_however_often(world: Worl
             assert (refused.status, str(refused)) == (401, "the token was revoked")
     assert len(told) == 10  # The log stays readable.
     assert token.id in str(told[0])
-    assert (await gate.admit(f"Bearer {SECRET}", THERE)).role == "admin"  # Its neighbours do not wait for it.
+    assert (await gate.admit(f"Bearer {SECRET}", THERE)).role == "admin"  # Others at this address are not limited.
 
 
-async def test_nobody_is_locked_out_by_a_neighbour(world: World) -> None:
+async def test_valid_tokens_are_not_limited_by_others_at_their_address(world: World) -> None:
     _, known = await world.token()
     token, revoked = await world.token("old")
     _, new = await world.token("new")
@@ -327,7 +327,7 @@ async def test_nobody_is_locked_out_by_a_neighbour(world: World) -> None:
     await gate.admit(known, THERE)
     await gate.admit(revoked, THERE)
     await fail(gate, 10)
-    world.passed_s += 3  # What was known is stale, and asked for again.
+    world.passed_s += 3  # The cache is stale: it is queried again.
     assert (await gate.admit(new, THERE)).name == "new"
     for number in range(gates.LOOKS_A_SECOND):
         await refusal(gate, f"Bearer hw_flood-{number}", THERE)
@@ -338,7 +338,7 @@ async def test_nobody_is_locked_out_by_a_neighbour(world: World) -> None:
 
 
 @pytest.mark.parametrize("secret", [SECRET, f"hw_{SECRET}"])
-async def test_the_right_token_is_let_in_however_many_wrong_ones_share_its_address(world: World, secret: str) -> None:
+async def test_valid_token_is_admitted_from_a_rate_limited_address(world: World, secret: str) -> None:
     gate = world.gate(token=secret)
     _, header = await world.token()
     await fail(gate, 10)
@@ -347,15 +347,15 @@ async def test_the_right_token_is_let_in_however_many_wrong_ones_share_its_addre
         assert (await refusal(gate, f"Bearer flood-{number}", THERE)).status == 429
     assert (await gate.admit(f"Bearer {secret}", THERE)).role == "admin"
     assert (await gate.admit(header, THERE)).name == "ci"
-    assert (await refusal(gate, f"Bearer {secret}x", THERE)).status == 429  # It has not been forgotten.
+    assert (await refusal(gate, f"Bearer {secret}x", THERE)).status == 429  # The limit still applies.
 
 
-async def test_to_send_nothing_is_not_to_guess(world: World) -> None:
+async def test_requests_without_a_token_are_not_rate_limited(world: World) -> None:
     gate = world.gate(is_loopback=False)
     assert [(await refusal(gate, None, THERE)).status for _ in range(30)] == [401] * 30
 
 
-async def test_a_network_of_ipv6_is_one_client(world: World) -> None:
+async def test_ipv6_network_counts_as_one_client(world: World) -> None:
     gate = world.gate()
     for number in range(10):
         await fail(gate, 1, f"2001:db8:0:7::{number:x}")
@@ -365,7 +365,7 @@ async def test_a_network_of_ipv6_is_one_client(world: World) -> None:
     assert (await refusal(gate, "Bearer hw_wrong", "198.51.100.9")).status == 429
 
 
-async def test_what_is_remembered_of_strangers_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_caches_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gates, "CLIENTS_MAX", 100)
     monkeypatch.setattr(gates, "TOKENS_MAX", 3)
     gate = world.gate()
@@ -381,33 +381,33 @@ async def test_what_is_remembered_of_strangers_is_bounded(world: World, monkeypa
     assert not gate._by_hash._loading
 
 
-async def test_failures_are_logged_without_the_value(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_failures_are_logged_without_the_token(world: World, caplog: pytest.LogCaptureFixture) -> None:
     gate = world.gate()
     told: list[EngineEvent] = []
     with subscribed(told.append), caplog.at_level(logging.DEBUG):
         for number in range(15):
             await refusal(gate, f"Bearer hw_do-not-tell-{number}", THERE)
         await refusal(gate, "Basic do-not-tell", "198.51.100.8")
-    assert len(told) == 11  # Those that have to wait are not told one by one.
+    assert len(told) == 11  # Rate-limited requests are not reported one by one.
     assert [event.is_limited for event in told if isinstance(event, AccessRefused)] == [False] * 9 + [True, False]
     assert {event.client for event in told if isinstance(event, AccessRefused)} == {THERE, "198.51.100.8"}
     assert "do-not-tell" not in f"{told}{caplog.text}"
 
 
-# Where to listen
+# Addresses to listen on
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.8.8"])
-def test_these_are_reached_by_this_machine_only(host: str) -> None:
+def test_loopback_addresses(host: str) -> None:
     assert is_loopback(host)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "", "2001:db8::1", "no such host", "10.0.0.1"])
-def test_these_are_not(host: str) -> None:
+def test_addresses_that_are_not_loopback(host: str) -> None:
     assert not is_loopback(host)
 
 
-async def test_other_machines_are_not_listened_to_without_a_token(world: World) -> None:
+async def test_listening_to_other_machines_requires_a_token(world: World) -> None:
     await require_credential(world.store.tokens, host="127.0.0.1", token=None)
     await require_credential(world.store.tokens, host="0.0.0.0", token=SECRET)
     with pytest.raises(InvalidConfig, match=r"0\.0\.0\.0.*no token yet.*headway tokens create.*HEADWAY_TOKEN"):

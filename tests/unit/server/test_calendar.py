@@ -1,4 +1,4 @@
-"""The year of a schedule: days of its zone, also those with 23 and 25 hours, and runs that last for days."""
+"""The calendar of a schedule: local days, also with 23 and 25 hours, and records that span days."""
 
 from datetime import date
 from typing import Any
@@ -16,7 +16,7 @@ ZONES = ["UTC", "Europe/Berlin", "America/Sao_Paulo", "Asia/Kathmandu", "Pacific
 
 
 class Ledger:
-    """Answers with rows that are made up, and keeps what it was asked."""
+    """Returns made-up rows, and records its calls."""
 
     def __init__(self, counts: list[dict[str, Any]], runs: list[dict[str, Any]]) -> None:
         self.answer = counts, runs
@@ -25,7 +25,7 @@ class Ledger:
     async def calendar(
         self, name: str, since: Instant, before: Instant, stretches: list[Any], *, limit: int, runs_limit: int
     ) -> Any:
-        """Answer."""
+        """Return the rows."""
         self.stretches = stretches
         return self.answer
 
@@ -47,7 +47,7 @@ async def year(counts: list[dict[str, Any]], runs: list[dict[str, Any]], tz: str
     return dict(msgspec.to_builtins(found))
 
 
-async def test_days_have_outcomes_and_how_jobs_ended() -> None:
+async def test_days_have_outcomes_and_final_states() -> None:
     found = await year(
         [
             count("2027-01-31", "fired", 2, "COMPLETED"),
@@ -73,7 +73,7 @@ async def test_days_have_outcomes_and_how_jobs_ended() -> None:
     }
 
 
-async def test_more_than_is_looked_at_is_said() -> None:
+async def test_truncated_calendar_is_marked() -> None:
     assert (await year([count("2027-01-31", "fired", 99_999)], []))["truncated"] is False
     assert (await year([count("2027-01-31", "fired", 100_000)], []))["truncated"] is True
     many = [run("2027-01-31T01:00:00Z", "2027-01-31T03:00:00Z", 3)] * RUNS_MAX
@@ -82,7 +82,7 @@ async def test_more_than_is_looked_at_is_said() -> None:
 
 @pytest.mark.parametrize("tz", ZONES)
 @pytest.mark.parametrize("number", [1970, 2011, 2026, 2027, 2199])
-def test_every_moment_of_a_year_is_in_one_stretch_and_on_its_day(tz: str, number: int) -> None:
+def test_every_moment_of_a_year_is_in_one_stretch_and_on_its_local_day(tz: str, number: int) -> None:
     begins = _begins(date(number, 1, 1), date(number + 1, 1, 1), tz)
     assert len(begins) == (date(number + 1, 1, 1) - date(number, 1, 1)).days + 1
     assert begins == sorted(begins)
@@ -97,18 +97,18 @@ def test_every_moment_of_a_year_is_in_one_stretch_and_on_its_day(tz: str, number
             assert begins[index] <= moment < begins[index + 1]
 
 
-async def test_a_day_may_have_25_hours() -> None:
+async def test_day_may_have_25_hours() -> None:
     hours = run("2027-10-30T22:00:00Z", "2027-10-31T22:00:00Z", 25)
     [found] = (await year([], [hours], "Europe/Berlin"))["days"]
     assert found == {"day": "2027-10-31", "outcomes": {"paused": 25}, "ended": {}}
 
 
-async def test_a_run_of_days_has_one_on_each() -> None:
+async def test_record_that_spans_days_counts_on_each() -> None:
     found = await year([], [run("2027-01-01T06:00:00Z", "2027-01-10T06:00:00Z", 10)])
     assert [entry["outcomes"] for entry in found["days"]] == [{"paused": 1}] * 10
 
 
-async def test_only_the_part_of_a_run_within_the_year_counts() -> None:
+async def test_only_the_part_of_a_record_within_the_year_counts() -> None:
     found = await year([], [run("2026-12-31T00:00:00Z", "2027-01-02T00:00:00Z", 49)])
     assert [(entry["day"], entry["outcomes"]["paused"]) for entry in found["days"]] == [
         ("2027-01-01", 24),
@@ -122,7 +122,7 @@ async def test_only_the_part_of_a_run_within_the_year_counts() -> None:
     length=st.integers(0, 30 * DAY),
     number=st.integers(1, 10**6),
 )
-def test_nothing_of_a_run_is_lost_or_counted_twice(start: int, length: int, number: int) -> None:
+def test_no_instant_of_a_record_is_lost_or_counted_twice(start: int, length: int, number: int) -> None:
     begins = [index * DAY for index in range(60)]
     spread = list(_spread({"instant": start, "until": start + length, "count": number}, begins))
     assert sum(part for _, part in spread) == number
@@ -130,7 +130,7 @@ def test_nothing_of_a_run_is_lost_or_counted_twice(start: int, length: int, numb
     assert len({index for index, _ in spread}) == len(spread)
 
 
-def test_the_year_is_that_of_the_zone_and_bounded() -> None:
+def test_year_is_local_and_bounded() -> None:
     eve = parse_instant("2026-12-31T23:30:00Z")
     assert (year_of(eve, "UTC"), year_of(eve, "Europe/Berlin")) == (2026, 2027)
     assert year_of(-HOUR, "UTC") == YEAR_MIN

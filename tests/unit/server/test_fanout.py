@@ -1,4 +1,4 @@
-"""Followers are bounded and told once: whoever does not read is dropped, and leaves nothing behind."""
+"""Fanout to followers: bounded buffers, no duplicates, and no leaks after a disconnect."""
 
 import asyncio
 import itertools
@@ -21,7 +21,7 @@ from headway.operations.tenant_counts import TenantCounts
 from headway.server import fanout as fanout_module
 from headway.server.fanout import Fanout
 from headway.server.followers import BYTES_MAX, EVENTS_MAX, Follower, StreamEvent
-from headway.server.quotas import Quotas
+from headway.server.quotas import TenantQuotas
 from headway.server.routes import streams as follow
 from headway.server.routes import websocket
 from headway.store import Store
@@ -35,13 +35,13 @@ CLOCK = Clock(node="test", monotonic=itertools.count(step=1e-6).__next__)
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have everything fed for as long as a test takes: on SQLite that counts by the time of the system."""
+    """Keep every feed on for the whole test: on SQLite the feed expires by the system clock."""
     monkeypatch.setattr(fanout_module, "FOLLOW_FOR", HOUR)
 
 
 @pytest.fixture
 async def store() -> AsyncIterator[Store]:
-    """A store whose time passes as slowly as ours."""
+    """A store on the real clock."""
     connection = SqliteConnection(":memory:", now=itertools.count(START).__next__)
     driver = InlineSqliteDriver(connection)
     await migrate(driver)
@@ -55,18 +55,18 @@ def fanout(store: Store) -> Fanout:
 
 
 def call_of(store: Store, fanout: Fanout) -> Any:
-    """Return what is known of somebody who asks, and may everything."""
+    """Return the call of a client that may do everything."""
     services = SimpleNamespace(
         fanout=fanout,
         auth=None,
         feed=store.feed,
-        quotas=Quotas(TenantCounts(store), Settings(), CLOCK),
+        quotas=TenantQuotas(TenantCounts(store), Settings(), CLOCK),
         reader=JobReader(store),
         is_closing=False,
     )
-    everybody = Principal("root", "*", "admin")
-    caller = Caller(everybody, "", store, CLOCK, jobs=services.reader)
-    return SimpleNamespace(services=services, clock=CLOCK, principal=everybody, tenant=None, query={}, caller=caller)
+    admin = Principal("root", "*", "admin")
+    caller = Caller(admin, "", store, CLOCK, jobs=services.reader)
+    return SimpleNamespace(services=services, clock=CLOCK, principal=admin, tenant=None, query={}, caller=caller)
 
 
 async def enqueue(store: Store) -> str:
@@ -78,7 +78,7 @@ def saying(job_id: str, number: int) -> Report:
     return Report(job_id=job_id, attempt=1, progress=number, lines=((None, "log", str(number)),))
 
 
-def test_a_follower_that_does_not_read_is_dropped() -> None:
+def test_slow_follower_is_dropped() -> None:
     for event, most in ((StreamEvent("progress", {}), EVENTS_MAX), (StreamEvent("log", {"line": "x" * 100_000}), 12)):
         follower = Follower("job_1")
         for _ in range(2 * EVENTS_MAX):
@@ -89,7 +89,7 @@ def test_a_follower_that_does_not_read_is_dropped() -> None:
         assert sum(len(event.sse) for event in kept) <= BYTES_MAX + len(event.sse)
 
 
-async def test_a_stream_that_nobody_reads_ends(store: Store, fanout: Fanout, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unread_stream_ends(store: Store, fanout: Fanout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "SEND_S_MAX", 0.2)
     sent: list[str] = []
 
@@ -100,7 +100,7 @@ async def test_a_stream_that_nobody_reads_ends(store: Store, fanout: Fanout, mon
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message["type"])
         if message["type"] == "http.response.body":
-            await asyncio.Event().wait()  # The buffers are full, and nobody reads.
+            await asyncio.Event().wait()  # The buffers are full, and the client does not read.
 
     job_id, call = await enqueue(store), call_of(store, fanout)
     stream = follow.Stream(call, lambda: follow.follow_job(fanout, call, job_id, None))
@@ -110,7 +110,7 @@ async def test_a_stream_that_nobody_reads_ends(store: Store, fanout: Fanout, mon
     assert fanout.count() == 0
 
 
-async def test_lines_of_versions_that_are_read_together_are_told_once(store: Store, fanout: Fanout) -> None:
+async def test_log_lines_of_versions_read_together_are_sent_once(store: Store, fanout: Fanout) -> None:
     job_id = await enqueue(store)
     follower = await fanout.follow_job(job_id)
     await store.work.claim("default", node="test", lease=60 * SECOND, limit=1)
@@ -121,7 +121,7 @@ async def test_lines_of_versions_that_are_read_together_are_told_once(store: Sto
     assert [text.count('"line":') for text in told] == [1, 1, 1], told
 
 
-async def test_who_follows_everything_is_told_all_also_where_the_store_fails_meanwhile(
+async def test_follower_of_all_jobs_misses_nothing_when_the_store_fails(
     store: Store, fanout: Fanout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything, _ = await fanout.follow_everything(lambda job: True)
@@ -144,13 +144,13 @@ async def test_who_follows_everything_is_told_all_also_where_the_store_fails_mea
     assert [json.loads(event.data)["id"] for event in everything.take()] == job_ids
 
 
-async def test_a_newcomer_does_not_hide_a_break_from_those_before(store: Store, fanout: Fanout) -> None:
-    """We stood still for so long that changes were not fed; whoever comes first afterwards has everything fed anew."""
+async def test_new_follower_does_not_hide_a_gap_from_earlier_ones(store: Store, fanout: Fanout) -> None:
+    """The feed was off for a while, so changes were missed; the next follower turns it on again."""
     before, _ = await fanout.follow_everything(lambda job: True)
     await fanout.tick()
     await store.feed.follow([EVERYTHING], -SECOND)
-    await enqueue(store)  # Nobody is told.
-    await asyncio.sleep(0.005)  # When something is fed since is known to the millisecond.
+    await enqueue(store)  # Not in the feed.
+    await asyncio.sleep(0.005)  # The start of a feed has millisecond precision.
     newcomer, _ = await fanout.follow_everything(lambda job: True)
     await fanout.tick()
     assert [event.kind for event in before.take()] == ["resync"]
@@ -158,8 +158,8 @@ async def test_a_newcomer_does_not_hide_a_break_from_those_before(store: Store, 
 
 
 @pytest.mark.parametrize("messages", [["subscribe"], ["subscribe", "unsubscribe"], ["subscribe"] * 3])
-async def test_who_leaves_at_once_leaves_nothing_behind(store: Store, fanout: Fanout, messages: list[str]) -> None:
-    """A task that is cancelled before its first step does not even come to its `finally`."""
+async def test_immediate_disconnect_leaves_nothing_behind(store: Store, fanout: Fanout, messages: list[str]) -> None:
+    """A task that is cancelled before its first step does not reach its `finally`."""
     job_id = await enqueue(store)
     said = [json.dumps({what: {"job": job_id}}) for what in messages]
 

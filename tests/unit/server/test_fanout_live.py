@@ -1,4 +1,4 @@
-"""What jobs say live, told between the versions: in order, once, in bounds, and only while no line is missing."""
+"""Live reports of jobs between stored versions: in order, once, bounded, and without gaps in the log."""
 
 import asyncio
 import json
@@ -24,12 +24,12 @@ from tests.simulation.virtual_loop import virtual
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have everything fed for as long as a test takes: on SQLite that counts by the time of the system."""
+    """Keep every feed on for the whole test: on SQLite the feed expires by the system clock."""
     monkeypatch.setattr(fanout, "FOLLOW_FOR", HOUR)
 
 
 class Words:
-    """The port `LiveView`, without a server behind it."""
+    """The port `LiveView` without a server."""
 
     name = "words"
     trouble: str | None = None
@@ -51,12 +51,12 @@ class Words:
         self.followed.remove(job_id)
 
     async def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing."""
 
 
 @dataclass
 class Room:
-    """A running job, and who follows it."""
+    """A running job and its followers."""
 
     store: Store
     fanout: Fanout
@@ -122,20 +122,22 @@ def named(*lines: int) -> list[str]:
 
 
 @virtual
-async def test_lines_are_told_live_only_while_none_is_missing() -> None:
+async def test_lines_are_sent_live_only_without_a_gap() -> None:
     async with room() as it:
         first = await it.follow()
         it.say(1, 0, (1, 2))
         assert await it.lines(first) == named(1, 2)
         second = await it.follow()
-        assert await it.lines(second) == named(1, 2), "who comes later gets what is remembered"
-        it.say(2, 3, (4, 5))  # What said 3 was lost.
-        assert await it.lines(first) == named(1, 2), "nothing is told over a gap"
+        assert await it.lines(second) == named(1, 2), "a late follower gets the buffered reports"
+        it.say(2, 3, (4, 5))  # The report with line 3 was lost.
+        assert await it.lines(first) == named(1, 2), "nothing is sent after a gap"
         third = await it.follow()
         assert await it.lines(third) == []
         await it.keep(2, (1, 2, 3, 4))
         for follower in (first, second, third):
-            assert await it.lines(follower) == named(1, 2, 3, 4, 5), "the store fills it, and it goes on"
+            assert await it.lines(follower) == named(1, 2, 3, 4, 5), (
+                "the store fills the gap, and live reports continue"
+            )
         it.say(3, 5, (6,))
         await it.keep(3, (5, 6))
         for follower in (first, second, third):
@@ -143,7 +145,7 @@ async def test_lines_are_told_live_only_while_none_is_missing() -> None:
 
 
 @virtual
-async def test_who_comes_back_is_told_no_line_twice() -> None:
+async def test_resumed_follower_gets_no_line_twice() -> None:
     async with room() as it:
         first = await it.follow()
         it.say(1, 0, (1, 2))
@@ -161,13 +163,13 @@ async def test_who_comes_back_is_told_no_line_twice() -> None:
 
 
 @virtual
-async def test_what_is_told_never_goes_back() -> None:
+async def test_progress_never_goes_back() -> None:
     async with room() as it:
         follower = await it.follow()
         it.say(10)
         it.say(20)
         assert (await it.progress(follower))[-1] == 20
-        it.serial -= 1  # What is stored now was said before that.
+        it.serial -= 1  # The stored version is older than the last live report.
         await it.keep(10)
         it.serial += 1
         it.say(30)
@@ -180,7 +182,7 @@ async def test_what_is_told_never_goes_back() -> None:
 
 
 @virtual
-async def test_a_flood_is_told_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_flood_of_reports_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async with room() as it:
         follower = await it.follow()
         for number in range(50):
@@ -189,19 +191,19 @@ async def test_a_flood_is_told_in_bounds(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(live_fanout, "LIVE_PER_SECOND_MAX", 1)
         it.say(60)
         it.say(70)
-        assert await it.progress(follower) == [0, 0, 49], "with many followers each is told less often"
+        assert await it.progress(follower) == [0, 0, 49], "with many followers each gets events less often"
         await asyncio.sleep(1.0)
         assert await it.progress(follower) == [0, 0, 49, 70]
 
 
 @virtual
-async def test_who_follows_everything_is_told_what_it_may_see() -> None:
+async def test_follower_of_all_jobs_gets_only_permitted_jobs() -> None:
     async with room() as it:
         mine, _ = await it.fanout.follow_everything(lambda job: job.tenant == "acme")
         other, _ = await it.fanout.follow_everything(lambda job: job.tenant == "globex")
         assert it.words.followed == ["*"]
         it.say_to_all(10)
-        await it.fanout.tick()  # Reads the job, which nobody here knew.
+        await it.fanout.tick()  # Loads the job, which was not cached yet.
         it.say_to_all(20)
         it.words.say(Latest(job_id="job_none", attempt=1, serial=1, at=1, progress=50), True)
         await it.fanout.tick()

@@ -1,4 +1,4 @@
-"""Whether a process is of use: the truth about store, loops and leader, at a bounded price."""
+"""Health checks: the state of store, loops and leader, at a bounded cost."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ from tests.simulation.virtual_loop import virtual
 
 @asynccontextmanager
 async def watched() -> AsyncIterator[tuple[Seat, Health]]:
-    """Have a store of virtual time, and somebody who watches it."""
+    """Open a store in virtual time, with a health check on it."""
     async with Stage() as stage:
         seat = stage.seat()
         yield seat, Health(seat.store, seat.clock)
@@ -33,25 +33,27 @@ def condition(store: str = OK, loops: str = OK, leader: str = OK, engines: str =
     return Condition(store=store, loops=loops, leader=leader, engines=engines)
 
 
-def test_one_word_about_all() -> None:
+def test_overall_status() -> None:
     assert condition().status == "ready"
-    assert condition(leader=NOBODY_DECIDES).status == "degraded", "jobs can still be asked for and run"
-    assert condition(engines="redis does not answer any node").status == "degraded", "the store does its part"
-    assert condition(loops="fanout stands still").status == "unready"
+    assert condition(leader=NOBODY_DECIDES).status == "degraded", "jobs can still be enqueued and run"
+    assert condition(engines="redis does not answer any node").status == "degraded", (
+        "the store grants the leases instead"
+    )
+    assert condition(loops="fanout is stuck").status == "unready"
     assert condition(store=AWAY, leader=UNKNOWN, engines=UNKNOWN).status == "unready"
 
 
 @virtual
-async def test_ready_while_somebody_leads() -> None:
+async def test_ready_while_there_is_a_leader() -> None:
     async with watched() as (seat, health):
         await lead(seat)
         assert await health.look() == condition()
-        await asyncio.sleep(15)  # The lease has run out.
+        await asyncio.sleep(15)  # The lease has expired.
         assert await health.look() == condition(leader=NOBODY_DECIDES)
 
 
 @virtual
-async def test_a_lease_on_housekeeping_is_no_leader() -> None:
+async def test_housekeeping_lease_does_not_count_as_leader() -> None:
     async with Stage() as stage:
         seat = stage.seat()
         await seat.store.leases.acquire(["housekeeping"], holder="node_a", holder_name="a", duration=SECOND * 60)
@@ -59,7 +61,7 @@ async def test_a_lease_on_housekeeping_is_no_leader() -> None:
 
 
 @virtual
-async def test_in_lock_mode_a_live_scheduler_is_enough() -> None:
+async def test_lock_mode_needs_only_a_live_scheduler() -> None:
     async with watched() as (seat, health):
         await seat.store.nodes.beat(Node(id="n1", name="a", roles=("worker",), state={"mode": "lock"}))
         assert (await health.look()).leader == NOBODY_DECIDES
@@ -76,7 +78,7 @@ def stated(name: str, trouble: str | None, engine: str = "redis") -> Node:
 
 
 @virtual
-async def test_an_engine_that_is_away_is_named_and_nobody_who_misses_it() -> None:
+async def test_unreachable_engine_is_named_with_the_number_of_nodes() -> None:
     async with watched() as (seat, health):
         await lead(seat, 600)
         odd = Node(id="old", name="old", roles=("worker",), state={"coordination": "of another version"})
@@ -94,7 +96,7 @@ async def test_an_engine_that_is_away_is_named_and_nobody_who_misses_it() -> Non
 
 
 @virtual
-async def test_a_store_that_is_away_shows_within_seconds_and_so_does_its_return() -> None:
+async def test_store_outage_and_recovery_show_within_seconds() -> None:
     async with watched() as (seat, health):
         await lead(seat, 600)
         assert (await health.look()).status == "ready"
@@ -107,7 +109,7 @@ async def test_a_store_that_is_away_shows_within_seconds_and_so_does_its_return(
 
 
 @virtual
-async def test_the_truth_is_told_within_two_seconds_however_often_one_asks() -> None:
+async def test_store_failure_shows_within_two_seconds_at_any_polling_rate() -> None:
     assert PROBE_S_MAX + FRESH_S <= 2.0
     async with watched() as (seat, health):
         await lead(seat, 600)
@@ -115,7 +117,7 @@ async def test_the_truth_is_told_within_two_seconds_however_often_one_asks() -> 
             (StoreReadOnly(), 0.0, READ_ONLY),
             (StoreFull(), 0.0, FULL),
             (StoreUnavailable(), 0.0, AWAY),
-            (None, 100.0, AWAY),  # A locked table, or commits that nobody confirms.
+            (None, 100.0, AWAY),  # A locked table, or commits that are never confirmed.
         ):
             assert (await health.look()).status == "ready"
             seat.driver.refuses, seat.driver.asking_s = what, asking_s
@@ -125,13 +127,13 @@ async def test_the_truth_is_told_within_two_seconds_however_often_one_asks() -> 
                 if said[-1] != OK:
                     assert seat.clock.monotonic() - began <= 2.0 or words in said[:-1]
                 await asyncio.sleep(0.05)
-            assert set(said[said.index(words) :]) == {words}, "it flips"
+            assert set(said[said.index(words) :]) == {words}, "the status flaps"
             seat.driver.refuses, seat.driver.asking_s = None, 0.0
             await asyncio.sleep(2.0)
 
 
 @virtual
-async def test_a_store_that_hangs_is_not_waited_for() -> None:
+async def test_hanging_store_does_not_block_the_check() -> None:
     async with watched() as (seat, health):
         await lead(seat, 600)
         seat.driver.asking_s = 100.0
@@ -140,11 +142,11 @@ async def test_a_store_that_hangs_is_not_waited_for() -> None:
         assert seat.clock.monotonic() - began < 5.0
         seat.driver.asking_s = 0.0
         await asyncio.sleep(1.5)
-        assert (await health.look()).status == "ready", "a look that took long must not count for long"
+        assert (await health.look()).status == "ready", "a slow check must not be cached for long"
 
 
 @virtual
-async def test_many_who_ask_cost_one_look() -> None:
+async def test_concurrent_checks_share_one_query() -> None:
     async with watched() as (seat, health):
         await lead(seat, 600)
         before = seat.driver.calls
@@ -155,7 +157,7 @@ async def test_many_who_ask_cost_one_look() -> None:
 
 
 @virtual
-async def test_one_who_goes_away_does_not_take_the_answer_from_the_others() -> None:
+async def test_cancelled_check_does_not_cancel_the_shared_one() -> None:
     async with watched() as (seat, health):
         await lead(seat, 600)
         seat.driver.answering_s = 0.2
@@ -166,7 +168,7 @@ async def test_one_who_goes_away_does_not_take_the_answer_from_the_others() -> N
 
 
 @virtual
-async def test_a_loop_that_stands_still_shows_within_fifteen_seconds() -> None:
+async def test_stalled_loop_shows_within_fifteen_seconds() -> None:
     async with Stage() as stage:
         seat = stage.seat()
         frozen = asyncio.Event()
@@ -191,7 +193,7 @@ async def test_a_loop_that_stands_still_shows_within_fifteen_seconds() -> None:
             assert (await health.look()).status == "ready"
         frozen.set()
         await asyncio.sleep(15)
-        assert await health.look() == condition(loops="deliverer stands still")
+        assert await health.look() == condition(loops="deliverer is stuck")
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)

@@ -1,4 +1,4 @@
-"""The numbers of /metrics: names and types, bounded labels, sums over nodes, honest about what is not known."""
+"""/metrics: names and types, bounded labels, sums over nodes, and absent values where nothing is known."""
 
 import asyncio
 import re
@@ -25,13 +25,13 @@ def metrics_of(seat: Seat, tally: ProcessMetrics | None = None) -> Metrics:
 
 
 async def scrape(metrics: Metrics) -> dict[str, Metric]:
-    """Read what is written with the library's own parser, which is as strict as Prometheus."""
+    """Parse the output with the library's parser, which is as strict as Prometheus."""
     text = (await metrics.text()).decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     names = [
         sample.name + str(sorted(sample.labels.items())) for family in families.values() for sample in family.samples
     ]
-    assert len(names) == len(set(names)), "a series is there twice, and Prometheus refuses the whole answer"
+    assert len(names) == len(set(names)), "duplicate series: Prometheus rejects the whole response"
     return families
 
 
@@ -53,11 +53,11 @@ async def beat(seat: Seat, name: str, roles: tuple[str, ...] = ("worker",), **st
 
 
 @virtual
-async def test_an_engine_is_up_when_it_answers_everybody() -> None:
+async def test_engine_is_up_when_it_answers_every_node() -> None:
     async with Stage() as stage:
         seat = stage.seat()
         metrics = metrics_of(seat)
-        assert not (await scrape(metrics))["headway_engine_up"].samples, "the store grants leases alone"
+        assert not (await scrape(metrics))["headway_engine_up"].samples, "the store alone grants leases"
         for name, engine, trouble in (
             ("a", "redis", None),
             ("b", "redis", "connection refused"),
@@ -73,7 +73,7 @@ async def test_an_engine_is_up_when_it_answers_everybody() -> None:
 
 
 @virtual
-async def test_what_an_engine_is_for_is_told_apart() -> None:
+async def test_engine_metrics_are_labelled_by_purpose() -> None:
     async with Stage() as stage:
         seat = stage.seat()
         metrics = metrics_of(seat)
@@ -91,7 +91,7 @@ async def test_what_an_engine_is_for_is_told_apart() -> None:
 
 
 @virtual
-async def test_counters_are_sums_over_nodes_that_do_not_fall() -> None:
+async def test_counters_sum_over_nodes_and_never_decrease() -> None:
     async with Stage() as stage:
         seat = stage.seat()
         metrics = metrics_of(seat)
@@ -114,22 +114,22 @@ async def test_counters_are_sums_over_nodes_that_do_not_fall() -> None:
         await asyncio.sleep(2)
         assert values((await scrape(metrics))["headway_attempts"], "result")["completed"] == 45
         assert values((await scrape(metrics_of(seat)))["headway_attempts"], "result")["completed"] == 45, (
-            "an API process that has just begun knows it too"
+            "also in an API process that has just started"
         )
 
 
 @virtual
-async def test_loops_of_strangers_are_other() -> None:
+async def test_unknown_loops_are_labelled_other() -> None:
     async with Stage() as stage:
         seat = stage.seat()
-        await beat(seat, "a", tally={f"failed|loop {n}": 1 for n in range(200)} | {"failed|keeper": 3})
+        await beat(seat, "a", tally={f"failed|loop {n}": 1 for n in range(200)} | {"failed|lease_extender": 3})
         failures = values((await scrape(metrics_of(seat)))["headway_tick_failures"], "loop")
         assert failures.keys() == {*LOOPS, "other"}
-        assert (failures["keeper"], failures["other"]) == (3, 200)
+        assert (failures["lease_extender"], failures["other"]) == (3, 200)
 
 
 @virtual
-async def test_queues_have_a_bounded_number_of_labels_that_stay() -> None:
+async def test_queue_labels_are_bounded_and_stable() -> None:
     async with Stage() as stage:
         seat = stage.seat()
         metrics = metrics_of(seat)
@@ -140,7 +140,7 @@ async def test_queues_have_a_bounded_number_of_labels_that_stay() -> None:
         depth = values((await scrape(metrics))["headway_queue_depth"], "queue")
         assert len(depth) == QUEUES_MAX + 1
         assert depth["q000"] == 2
-        assert depth["other"] == 3 + 20, "a queue of that name, and those without a label"
+        assert depth["other"] == 3 + 20, "a queue of that name, and the queues without a label"
         await enqueue(seat, "zz-large", 100)
         await seat.store.work.claim("q000", node="node_a", lease=MINUTE, limit=10)
         await asyncio.sleep(2)
@@ -154,7 +154,7 @@ async def test_queues_have_a_bounded_number_of_labels_that_stay() -> None:
 
 
 @virtual
-async def test_workers_that_live_have_slots() -> None:
+async def test_live_workers_have_slots() -> None:
     async with Stage() as stage:
         seat = stage.seat()
         await beat(seat, "dead", ("worker",), worker={"slots": 99, "running": 9})
@@ -170,7 +170,7 @@ async def test_workers_that_live_have_slots() -> None:
 
 
 @virtual
-async def test_a_store_that_is_away_is_said_and_gauges_are_absent() -> None:
+async def test_store_outage_is_reported_and_gauges_are_absent() -> None:
     async with Stage() as stage:
         seat = stage.seat()
         metrics = metrics_of(seat)
@@ -180,7 +180,7 @@ async def test_a_store_that_is_away_is_said_and_gauges_are_absent() -> None:
         seat.driver.is_down = True
         found = await scrape(metrics)
         assert value(found["headway_store_up"]) == 0
-        assert values(found["headway_attempts"], "result")["completed"] == 5, "a counter that falls would be a reset"
+        assert values(found["headway_attempts"], "result")["completed"] == 5, "a decreasing counter would be a reset"
         assert not {"headway_queue_depth", "headway_oldest_undecided_seconds", "headway_nodes"} & found.keys()
         seat.driver.is_down = False
         found = await scrape(metrics)
@@ -189,7 +189,7 @@ async def test_a_store_that_is_away_is_said_and_gauges_are_absent() -> None:
 
 
 @virtual
-async def test_a_store_that_hangs_does_not_hang_the_scrape() -> None:
+async def test_hanging_store_does_not_block_the_scrape() -> None:
     async with Stage() as stage:
         seat = stage.seat()
         metrics = metrics_of(seat)
@@ -200,7 +200,7 @@ async def test_a_store_that_hangs_does_not_hang_the_scrape() -> None:
 
 
 @virtual
-async def test_many_scrapes_cost_one_look() -> None:
+async def test_concurrent_scrapes_share_one_query() -> None:
     async with Stage() as stage:
         seat = stage.seat()
         metrics = metrics_of(seat)
@@ -214,7 +214,7 @@ async def test_many_scrapes_cost_one_look() -> None:
 
 
 @virtual
-async def test_a_slow_store_is_asked_more_rarely() -> None:
+async def test_slow_store_is_queried_less_often() -> None:
     async with Stage() as stage:
         seat = stage.seat()
         metrics = metrics_of(seat)
@@ -228,7 +228,7 @@ async def test_a_slow_store_is_asked_more_rarely() -> None:
 
 
 @virtual
-async def test_answers_of_this_process() -> None:
+async def test_responses_of_this_process() -> None:
     async with Stage() as stage:
         tally = ProcessMetrics()
         tally.request("/api/jobs/{id}", "GET", 200, 0.002)
@@ -250,7 +250,7 @@ def documented() -> Iterator[str]:
 
 
 @virtual
-async def test_the_docs_list_every_metric_and_no_other() -> None:
+async def test_docs_list_exactly_the_metrics() -> None:
     from headway.core.settings import Settings
     from headway.server.webhook_sender import Deliverer
 

@@ -1,4 +1,4 @@
-"""The specification is valid, complete and true to its examples; its page loads nothing from elsewhere."""
+"""The OpenAPI document is valid, complete and consistent with its examples; its page loads nothing external."""
 
 import base64
 import importlib
@@ -27,7 +27,7 @@ from headway.core.schedules import Pause, Schedule, ScheduleSpec
 from headway.core.triggers import Cron, Every
 from headway.operations.schedule_instants import previews
 from headway.server.routes import openapi
-from headway.server.web import BULK_BYTES_MAX, CURSOR, LIMIT, Answer, Call, Param, Route
+from headway.server.web import BULK_BYTES_MAX, Answer, Call, Param, Route
 from headway.wire import jobs, schedules, schemas
 from headway.wire.base import Resource
 from headway.wire.jobs import attempt_of, job_of
@@ -68,20 +68,20 @@ def fits(value: Any, schema: dict[str, Any], document: dict[str, Any] = DOCUMENT
     jsonschema_rs.Draft202012Validator({**schema, "components": document["components"]}).validate(value)
 
 
-# --- the whole
+# --- the whole document
 
 
-def test_every_route_can_answer_well() -> None:
-    """What does not exist yet is not published."""
+def test_every_route_has_a_success_response() -> None:
+    """Routes that do not exist yet are not published."""
     empty = [f"{route.method} {route.path}" for route in all_routes() if not any(code < 400 for code in route.answers)]
     assert empty == []
 
 
-def test_it_is_valid_openapi() -> None:
+def test_document_is_valid_openapi() -> None:
     jsonschema_rs.Draft202012Validator(OPENAPI_31).validate(DOCUMENT)
 
 
-def test_every_reference_leads_somewhere_and_every_schema_is_valid() -> None:
+def test_every_reference_resolves_and_every_schema_is_valid() -> None:
     def walk(node: Any) -> None:
         if isinstance(node, dict):
             if isinstance(node.get("$ref"), str):
@@ -97,16 +97,16 @@ def test_every_reference_leads_somewhere_and_every_schema_is_valid() -> None:
     walk(DOCUMENT)
 
 
-def test_it_is_json() -> None:
+def test_document_is_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(DOCUMENT)) == DOCUMENT
 
 
-def test_every_route_is_there() -> None:
+def test_every_route_is_documented() -> None:
     expected = {(route.method.lower(), re.sub(r":\w+\}", "}", route.path)) for route in all_routes()}
     assert {(method, path) for method, path, _ in operations()} == expected
 
 
-def test_every_operation_has_a_name_of_its_own_words_and_a_known_tag() -> None:
+def test_every_operation_has_a_unique_id_a_summary_and_a_known_tag() -> None:
     names = [operation["operationId"] for _, _, operation in operations()]
     assert len(set(names)) == len(names)
     for method, path, operation in operations():
@@ -114,7 +114,7 @@ def test_every_operation_has_a_name_of_its_own_words_and_a_known_tag() -> None:
         assert set(operation["tags"]) <= openapi.TAGS.keys(), (method, path)
 
 
-def test_every_part_of_a_path_is_a_parameter() -> None:
+def test_every_path_variable_is_a_parameter() -> None:
     for _, path, operation in operations():
         named = [one["name"] for one in operation["parameters"] if one["in"] == "path"]
         assert named == re.findall(r"\{(\w+)\}", path)
@@ -142,7 +142,7 @@ def test_every_body_has_an_example() -> None:
             assert "example" in operation["requestBody"]["content"]["application/json"], (method, path)
 
 
-def test_every_answer_but_an_empty_one_has_an_example() -> None:
+def test_every_response_with_a_body_has_an_example() -> None:
     for method, path, operation in operations():
         for status, answer in operation["responses"].items():
             if status not in ("204", "304"):
@@ -150,11 +150,11 @@ def test_every_answer_but_an_empty_one_has_an_example() -> None:
                 assert any("example" in media for media in kinds.values()), (method, path, status)
 
 
-# --- what is derived
+# --- derived parts
 
 
 class _Order(msgspec.Struct, forbid_unknown_fields=True):
-    """What is ordered."""
+    """The body of an order."""
 
     count: int
     note: str | None = None
@@ -182,13 +182,13 @@ def statuses(**given: Any) -> set[str]:
     return set(described(**given)["responses"])
 
 
-def test_a_read_can_be_unchanged_and_a_change_cannot() -> None:
+def test_only_reads_have_304() -> None:
     assert "304" in statuses()
     assert "304" not in statuses(method="POST")
     assert "304" not in statuses(is_stream=True)
 
 
-def test_only_what_is_for_everybody_needs_no_credential() -> None:
+def test_only_public_routes_need_no_credential() -> None:
     assert {"401", "403"} <= statuses()
     free = described(role=None)
     assert not {"401", "403"} & set(free["responses"])
@@ -196,33 +196,33 @@ def test_only_what_is_for_everybody_needs_no_credential() -> None:
     assert "security" not in described()
 
 
-def test_a_body_can_be_wrong_in_many_ways() -> None:
+def test_routes_with_a_body_have_the_errors_of_a_body() -> None:
     taken = statuses(method="POST", body=_Order, answers={201: {"id": "a"}})
     assert {"201", "400", "409", "413", "415", "422", "507"} <= taken
     assert not {"409", "413", "415", "507"} & statuses()
 
 
-def test_what_has_a_name_may_be_absent() -> None:
+def test_routes_with_a_name_have_404() -> None:
     assert "404" in statuses(path="/api/orders/{id}")
     assert "404" not in statuses()
 
 
-def test_only_what_is_matched_can_have_changed() -> None:
+def test_only_routes_with_if_match_have_412() -> None:
     assert "412" in statuses(method="PUT", headers=("If-Match",))
     assert "412" not in statuses(method="PUT")
 
 
-def test_errors_that_a_route_names_are_there() -> None:
+def test_declared_errors_are_documented() -> None:
     assert "404" in statuses(answers={200: {}, 404: None})
 
 
-def test_an_error_with_an_example_has_a_shape_of_its_own() -> None:
+def test_error_with_an_example_has_its_own_schema() -> None:
     answers = described(answers={200: {"status": "ready"}, 503: {"status": "unready"}})["responses"]
     assert answers["503"]["content"]["application/json"]["example"] == {"status": "unready"}
     assert answers["500"] == {"$ref": "#/components/responses/500"}
 
 
-def test_a_body_has_the_schema_of_its_struct() -> None:
+def test_body_has_the_schema_of_its_struct() -> None:
     operation = described(method="POST", body=_Order, body_example={"count": 2}, body_bytes_max=BULK_BYTES_MAX)
     content = operation["requestBody"]["content"]["application/json"]
     assert content == {"schema": {"$ref": "#/components/schemas/_Order"}, "example": {"count": 2}}
@@ -233,32 +233,32 @@ def test_a_body_has_the_schema_of_its_struct() -> None:
 @pytest.mark.parametrize(
     ("param", "schema"),
     [
-        (LIMIT, {"type": "integer", "minimum": 1, "maximum": 200}),
-        (CURSOR, {"type": "string", "maxLength": 512}),
+        (Param("limit", "", "int", low=1, high=200), {"type": "integer", "minimum": 1, "maximum": 200}),
+        (Param("cursor", ""), {"type": "string", "maxLength": 512}),
         (Param("dry_run", "", "flag"), {"type": "string", "enum": ["0", "1", "true", "false"]}),
         (Param("at", "", "instant"), {"type": "string", "format": "date-time"}),
         (Param("status", "", choices=("A", "B")), {"type": "string", "enum": ["A", "B"]}),
     ],
 )
-def test_a_parameter_has_its_bounds(param: Param, schema: dict[str, Any]) -> None:
+def test_parameter_has_its_bounds(param: Param, schema: dict[str, Any]) -> None:
     [found] = [one for one in described(query=(param,))["parameters"] if one["in"] == "query"]
     assert found["schema"] == schema
     assert not found["required"]
 
 
-def test_a_stream_is_one() -> None:
+def test_stream_is_an_event_stream() -> None:
     assert list(described(is_stream=True)["responses"]["200"]["content"]) == ["text/event-stream"]
     both = described(headers=("Accept",))["responses"]["200"]["content"]
     assert list(both) == ["application/json", "text/event-stream"]
 
 
-def test_a_page_of_jobs_refers_to_jobs() -> None:
+def test_page_of_jobs_refers_to_job() -> None:
     content = described(answers={200: {"items": [job()], "next_cursor": None}})["responses"]["200"]["content"]
     items = content["application/json"]["schema"]["properties"]["items"]
     assert items["anyOf"][0]["items"] == {"$ref": "#/components/schemas/Job"}
 
 
-def test_a_short_example_of_a_job_is_filled_up() -> None:
+def test_short_example_of_a_job_is_completed() -> None:
     content = described(answers={200: {"id": "job_7", "type": "mail", "status": "PENDING"}})["responses"]["200"][
         "content"
     ]
@@ -268,19 +268,19 @@ def test_a_short_example_of_a_job_is_filled_up() -> None:
     fits(example, content["application/json"]["schema"])
 
 
-def test_operations_named_alike_are_told_apart() -> None:
+def test_operations_with_the_same_name_get_distinct_ids() -> None:
     routes = [Route(method="GET", path=path, handler=take, role="viewer", summary="x") for path in ("/a/{id}", "/b")]
     alone = Route(method="GET", path="/c", handler=follow, role="viewer", summary="x")
     names = [operation["operationId"] for _, _, operation in operations(openapi.document([*routes, alone]))]
     assert names == ["get_a_id", "get_b", "follow"]
 
 
-def test_a_prefix_is_the_server() -> None:
+def test_prefix_is_the_server_url() -> None:
     assert openapi.document([], prefix="/headway")["servers"] == [{"url": "/headway"}]
     assert DOCUMENT["servers"] == [{"url": "/"}]
 
 
-# --- the shapes are those that are written
+# --- schemas match the JSON that is written
 
 NOW = 1_800_000_000 * SECOND
 
@@ -328,7 +328,7 @@ def written() -> Iterator[tuple[type[Resource], dict[str, Any]]]:
 
 
 @pytest.mark.parametrize(("shape", "value"), list(written()))
-def test_a_shape_is_what_is_written(shape: type[Resource], value: dict[str, Any]) -> None:
+def test_schema_matches_the_written_json(shape: type[Resource], value: dict[str, Any]) -> None:
     assert schemas.shape_of(value) is shape
     msgspec.convert(value, shape)
     fits(value, {"$ref": f"#/components/schemas/{shape.__name__}"})
@@ -338,7 +338,7 @@ def test_a_shape_is_what_is_written(shape: type[Resource], value: dict[str, Any]
 
 
 class _Page(HTMLParser):
-    """Collects what a page loads, and what its policy would not let run."""
+    """Collects what a page loads, and what its content security policy would block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -359,23 +359,23 @@ class _Page(HTMLParser):
             self.inline.append(data)
 
 
-def test_the_page_runs_under_a_strict_policy_and_loads_nothing_from_elsewhere() -> None:
+def test_page_runs_under_a_strict_policy_and_loads_nothing_external() -> None:
     parser = _Page()
     parser.feed(STATIC.joinpath("docs.html").read_text())
     assert parser.inline == []
-    beside = {"#operations", "data:,", "openapi.json"}  # Besides what the API serves, a jump and an empty icon.
+    beside = {"#operations", "data:,", "openapi.json"}  # Besides assets of the API: an anchor and an empty icon.
     assert set(parser.loaded) == {"docs/docs.css", "docs/docs.js", *beside}
     served = {route.path for route in openapi.ROUTES}
     assert {f"/{path}" for path in parser.loaded if path.startswith(("docs/", "openapi"))} <= served
 
 
 @pytest.mark.parametrize("name", ["docs.html", "docs.js", "docs.css"])
-def test_assets_name_no_other_host(name: str) -> None:
+def test_assets_refer_to_no_other_host(name: str) -> None:
     assert not re.search(r"(https?:)?//[a-z0-9-]+\.[a-z]", STATIC.joinpath(name).read_text())
     assert not re.search(r"@import|url\(", STATIC.joinpath(name).read_text())
 
 
-def test_the_script_sets_text_and_never_markup() -> None:
+def test_script_sets_text_and_never_html() -> None:
     script = STATIC.joinpath("docs.js").read_text()
     markup = r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|new Function|DOMParser|srcdoc|\.style\b"
     kept = r"localStorage|sessionStorage|document\.cookie|indexedDB"
@@ -383,16 +383,16 @@ def test_the_script_sets_text_and_never_markup() -> None:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node")
-def test_the_script_is_one() -> None:
+def test_script_is_valid_javascript() -> None:
     subprocess.run(["node", "--check", str(STATIC.joinpath("docs.js"))], check=True, timeout=DEADLINE_S)
 
 
-def test_the_page_is_part_of_the_wheel() -> None:
+def test_page_is_part_of_the_wheel() -> None:
     packed = {Path(file.distribution_path) for file in WheelBuilder(str(ROOT)).recurse_included_files()}
     assert {Path("headway/server/static", name) for name in ("docs.html", "docs.js", "docs.css")} <= packed
 
 
-# --- the token of a browser
+# --- the browser's password prompt
 
 
 def basic(text: str) -> str:
@@ -411,5 +411,5 @@ def basic(text: str) -> str:
         ("Basic /w==", "Basic /w=="),
     ],
 )
-def test_the_password_that_a_browser_asks_for_is_the_token(sent: str | None, read: str | None) -> None:
+def test_password_of_basic_authentication_is_the_token(sent: str | None, read: str | None) -> None:
     assert openapi.browser_credential(sent) == read

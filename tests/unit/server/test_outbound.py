@@ -1,4 +1,4 @@
-"""Whom anything is sent to: the table of addresses, names that change their mind, and real connections to this host."""
+"""SSRF protection of outbound requests: address rules, DNS rebinding, and real connections to this host."""
 
 import asyncio
 import base64
@@ -54,7 +54,7 @@ PUBLIC += ["11.0.0.1", "9.255.255.255", "128.0.0.1", "223.255.255.255", "2606:47
 
 
 @pytest.mark.parametrize(("why", "address"), [(why, address) for why, all_ in REFUSED.items() for address in all_])
-def test_addresses_to_which_nothing_is_sent(why: str, address: str) -> None:
+def test_blocked_addresses(why: str, address: str) -> None:
     found = Allowed().refusal(ipaddress.ip_address(address))
     assert found is not None
     assert why.partition(" (")[0] in found or why in ("shared", "cloud")
@@ -65,7 +65,7 @@ def test_public_addresses(address: str) -> None:
     assert Allowed().refusal(ipaddress.ip_address(address)) is None
 
 
-def test_what_the_settings_allow() -> None:
+def test_allowed_by_settings() -> None:
     allowed = Allowed.read(["10.1.0.0/16", "fd00::/8", "127.0.0.1", "Hooks.internal."])
     for text, is_allowed in {
         "10.1.2.3": True,
@@ -73,7 +73,7 @@ def test_what_the_settings_allow() -> None:
         "fd12::1": True,
         "127.0.0.1": True,
         "127.0.0.2": False,
-        "::ffff:10.1.2.3": False,  # The same host in disguise was not what was allowed.
+        "::ffff:10.1.2.3": False,  # Another notation of the same host was not allowed.
         "64:ff9b::a01:203": False,
     }.items():
         assert (allowed.refusal(ipaddress.ip_address(text)) is None) == is_allowed, text
@@ -82,7 +82,7 @@ def test_what_the_settings_allow() -> None:
         vetted("hooks.internal.evil.example", ["192.168.0.9"], allowed)
 
 
-def test_one_address_that_is_not_public_is_enough() -> None:
+def test_one_blocked_address_blocks_the_name() -> None:
     with pytest.raises(NotAllowed, match="private"):
         vetted("mixed.example", ["8.8.8.8", "10.0.0.1"], Allowed())
     with pytest.raises(NotAllowed, match="link-local"):
@@ -104,10 +104,10 @@ def test_one_address_that_is_not_public_is_enough() -> None:
         ("http://bücher.example/ü", "http://xn--bcher-kva.example/%C3%BC"),
         ("http://[2606:4700::1111]/", "http://[2606:4700::1111]/"),
         ("http://[::FFFF:127.0.0.1]:80/", "http://[::ffff:7f00:1]/"),
-        ("http://2130706433/", "http://2130706433/"),  # What it means is found out when it is resolved.
+        ("http://2130706433/", "http://2130706433/"),  # It is checked after resolution.
     ],
 )
-def test_urls_in_their_plain_form(text: str, plain: str) -> None:
+def test_urls_are_normalised(text: str, plain: str) -> None:
     assert check_url(text) == plain
     assert check_url(plain) == plain
 
@@ -131,12 +131,12 @@ def test_urls_in_their_plain_form(text: str, plain: str) -> None:
         "https://example.org/" + "x" * 2_000,
     ],
 )
-def test_urls_that_are_refused(text: str) -> None:
+def test_invalid_urls_are_rejected(text: str) -> None:
     with pytest.raises(DefinitionError, match="callback_url"):
         check_url(text, "callback_url")
 
 
-def test_a_refusal_does_not_show_a_password() -> None:
+def test_error_does_not_show_a_password() -> None:
     with pytest.raises(DefinitionError) as refused:
         check_url("https://ada:sesame@example.org/")
     assert "sesame" not in str(refused.value)
@@ -150,8 +150,8 @@ def test_targets() -> None:
 # --- signatures
 
 
-def test_signature_of_the_example_in_the_rules() -> None:
-    """The example that Standard Webhooks libraries are tested with."""
+def test_signature_of_the_example_in_the_specification() -> None:
+    """The example from the test suites of Standard Webhooks libraries."""
     signed = sign(
         "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}', ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"]
     )
@@ -173,10 +173,10 @@ def test_every_secret_signs() -> None:
     assert all(len(base64.b64decode(secret.removeprefix("whsec_"))) == 32 for secret in secrets)
 
 
-# --- what comes after a try
+# --- after an attempt
 
 
-def test_waits_grow_and_end() -> None:
+def test_delays_grow_and_end() -> None:
     age, tries, waits = 0, 0, []
     while True:
         tries += 1
@@ -217,7 +217,7 @@ def test_verdicts(answer: SendResult, status: str, least: int | None, most: int 
             assert least * SECOND <= verdict.delay <= most * SECOND
 
 
-def test_the_last_try_is_when_the_patience_ends() -> None:
+def test_last_attempt_is_at_the_end_of_the_retry_window() -> None:
     assert judge(SendResult(took_ms=1, code=500), tries=15, age=DAY - HOUR, spread=0.9).delay == HOUR
     assert judge(SendResult(took_ms=1, code=500), tries=15, age=DAY + HOUR, spread=0.9).status == "FAILED"
 
@@ -226,7 +226,7 @@ def test_the_last_try_is_when_the_patience_ends() -> None:
 
 
 class FakeNames:
-    """A name server under our control, which counts how often it is asked."""
+    """A DNS resolver that the test controls; counts its lookups."""
 
     def __init__(self, *answers: list[str]) -> None:
         self.answers = list(answers)
@@ -248,8 +248,8 @@ async def post(mine: Sender, url: str) -> SendResult:
         mine.close()
 
 
-async def test_the_vetted_address_is_the_one_that_is_used() -> None:
-    """A name that says something else the second time is not asked a second time."""
+async def test_connection_uses_the_vetted_address() -> None:
+    """DNS rebinding: a name whose second lookup differs is not looked up twice."""
     async with Target().listening() as target:
         names = FakeNames(["127.0.0.1"], ["127.0.0.2"])
         answer = await post(sender(names, "127.0.0.1"), f"http://rebind.example:{target.port}/hook?a=1")
@@ -261,7 +261,7 @@ async def test_the_vetted_address_is_the_one_that_is_used() -> None:
     assert head.endswith('\r\n\r\n{"a":1}')
 
 
-async def test_nothing_is_sent_to_an_address_that_is_not_public() -> None:
+async def test_nothing_is_sent_to_a_blocked_address() -> None:
     async with Target().listening() as target:
         for host, found in {
             "plain.example": ["127.0.0.1"],
@@ -274,14 +274,14 @@ async def test_nothing_is_sent_to_an_address_that_is_not_public() -> None:
             assert answer.code is None
             assert "nothing is sent" in str(answer.error)
             assert "127.0.0.1" not in str(answer.error)
-            assert not answer.is_final  # A name may lead elsewhere tomorrow.
+            assert not answer.is_final  # A name may resolve differently tomorrow.
         assert target.requests == []
 
 
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "[::1]", "[::ffff:7f00:1]", "169.254.169.254", "0.0.0.0", "[64:ff9b::7f00:1]"]
 )
-async def test_nothing_is_sent_to_a_literal_address_that_is_not_public(host: str) -> None:
+async def test_nothing_is_sent_to_a_blocked_literal_address(host: str) -> None:
     async with Target().listening() as target:
         names = FakeNames(["8.8.8.8"])
         answer = await post(sender(names), f"http://{host}:{target.port}/")
@@ -289,8 +289,8 @@ async def test_nothing_is_sent_to_a_literal_address_that_is_not_public(host: str
         assert (answer.is_final, names.asked, target.requests) == (True, [], [])
 
 
-def test_a_socket_is_made_for_vetted_addresses_only() -> None:
-    """The second wall, should the library that connects ever read a URL in another way than we do."""
+def test_sockets_are_opened_only_for_vetted_addresses() -> None:
+    """A second line of defence, in case the HTTP library parses a URL differently."""
     info = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 80))
     with pytest.raises(NotAllowed):
         _socket(info, (ipaddress.ip_address("8.8.8.8"),))
@@ -298,8 +298,8 @@ def test_a_socket_is_made_for_vetted_addresses_only() -> None:
 
 
 @pytest.mark.parametrize("host", ["2130706433", "127.1", "0x7f.1", "0177.0.0.1", "localhost"])
-async def test_other_ways_to_write_this_host(host: str) -> None:
-    """The system's own resolver knows these, and what it finds is vetted like anything else."""
+async def test_other_notations_of_loopback_are_blocked(host: str) -> None:
+    """The system resolver accepts these, and its result is vetted like any other."""
     async with Target().listening() as target:
         answer = await post(Sender(Clock(), seconds_max=DEADLINE_S), check_url(f"http://{host}:{target.port}/"))
         assert answer.code is None
@@ -307,7 +307,7 @@ async def test_other_ways_to_write_this_host(host: str) -> None:
         assert target.requests == []
 
 
-async def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_proxy_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Target().listening() as proxy, Target().listening() as target:
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
@@ -324,24 +324,24 @@ async def test_redirects_are_not_followed() -> None:
     assert (answer.code, answer.is_good, secret.requests) == (307, False, [])
 
 
-async def test_a_huge_answer_is_read_a_little() -> None:
+async def test_only_the_beginning_of_a_huge_response_is_read() -> None:
     async with Endless().listening() as target:
         answer = await post(sender(FakeNames(["127.0.0.1"]), "127.0.0.1"), f"http://a.example:{target.port}/")
     assert answer.code == 200
-    assert target.taken < 200 * READ_BYTES_MAX  # What is in the buffers of the system counts here, too.
+    assert target.taken < 200 * READ_BYTES_MAX  # The socket buffers of the system count here, too.
 
 
 @pytest.mark.parametrize(
     "said", [b"", b"HTTP/1.1 200", b"HTTP/1.1 200 OK\r\nX: y\r\n", b"HTTP/1.1 100 Continue\r\n\r\n"]
 )
-async def test_one_that_hangs_is_left(said: bytes) -> None:
+async def test_hanging_server_times_out(said: bytes) -> None:
     async with Silent(said).listening() as target:
         mine = sender(FakeNames(["127.0.0.1"]), "127.0.0.1", seconds_max=0.2)
         answer = await asyncio.wait_for(post(mine, f"http://a.example:{target.port}/"), DEADLINE_S)
     assert (answer.code, answer.error) == (None, "no answer within 0.2 s")
 
 
-async def test_a_name_server_that_hangs_is_left() -> None:
+async def test_hanging_dns_lookup_times_out() -> None:
     async def never(host: str, port: int) -> list[str]:
         await asyncio.Event().wait()
         return []
@@ -355,7 +355,7 @@ async def test_a_name_server_that_hangs_is_left() -> None:
     "target",
     [Rude(), Target(b""), Target(b"SSH-2.0-OpenSSH\r\n"), Target(b"HTTP/1.1 200 OK\r\n" + b"X: " + b"y" * 100_000)],
 )
-async def test_answers_that_are_none(target: Target) -> None:
+async def test_malformed_responses(target: Target) -> None:
     async with target.listening():
         answer = await post(sender(FakeNames(["127.0.0.1"]), "127.0.0.1"), f"http://a.example:{target.port}/")
     assert answer.code is None
@@ -363,7 +363,7 @@ async def test_answers_that_are_none(target: Target) -> None:
     assert "127.0.0.1" not in answer.error
 
 
-async def test_nobody_there() -> None:
+async def test_connection_refused() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -371,15 +371,15 @@ async def test_nobody_there() -> None:
     assert answer.error == "connection refused"
 
 
-async def test_an_unknown_name() -> None:
+async def test_unknown_host_name() -> None:
     async def unknown(host: str, port: int) -> list[str]:
         raise socket.gaierror(-2, "Name or service not known")
 
     answer = await post(Sender(Clock(), resolve=unknown), "http://a.example/")
-    assert answer.error == "the name of the host is not known"
+    assert answer.error == "the host name cannot be resolved"
 
 
-async def test_how_long_to_wait_is_heard() -> None:
+async def test_retry_after_is_returned() -> None:
     busy = b"HTTP/1.1 503 Busy\r\nRetry-After: 120\r\nContent-Length: 0\r\n\r\n"
     async with Target(busy).listening() as target:
         answer = await post(sender(FakeNames(["127.0.0.1"]), "127.0.0.1"), f"http://a.example:{target.port}/")
@@ -388,7 +388,7 @@ async def test_how_long_to_wait_is_heard() -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for good.example, signed by itself."""
+    """Create a self-signed certificate for good.example."""
     folder = tmp_path_factory.mktemp("certificate")
     subprocess.run(
         [
@@ -404,7 +404,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def test_the_certificate_is_that_of_the_name_and_not_of_the_address(certificate: Path) -> None:
+async def test_certificate_is_checked_against_the_name_not_the_address(certificate: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
     asked: list[str | None] = []
@@ -416,4 +416,4 @@ async def test_the_certificate_is_that_of_the_name_and_not_of_the_address(certif
         other = await post(sender(names, "127.0.0.1", trust=trust), f"https://other.example:{target.port}/")
         unknown = await post(sender(names, "127.0.0.1"), f"https://good.example:{target.port}/")
     assert (good.code, len(target.requests), asked[0]) == (204, 1, "good.example")
-    assert other.error == unknown.error == "the certificate of the host cannot be trusted"
+    assert other.error == unknown.error == "the TLS certificate of the host is not trusted"

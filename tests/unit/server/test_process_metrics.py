@@ -1,4 +1,4 @@
-"""What a node counts of itself, and how it travels."""
+"""Metrics that a node counts in its own process, and how they reach the store."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ from headway.core.events import (
 from headway.core.instants import MILLISECOND, SECOND
 from headway.core.jobs import NewJob, Report
 from headway.core.lifecycle import Attempt, Crashed, Raised, Released, Succeeded, settle
-from headway.core.occurrences import Decided, Decision, Plan
+from headway.core.occurrences import Decided, Plan, PlannedDecision
 from headway.core.process_metrics import BOUNDS_S, Histogram, ProcessMetrics, histogram_of
 from headway.core.schedules import Schedule, ScheduleSpec
 from headway.core.settings import Settings
@@ -39,7 +39,7 @@ ATTEMPT = Attempt(job_id="job_1", attempt=1, failures=0, max_attempts=3)
 
 
 def decided(now: int, *late: int, outcome: Decided = Decided.FIRED, count: int = 1) -> SchedulesDecided:
-    decisions = tuple(Decision(instant=now - by, outcome=outcome, reason="", count=count) for by in late)
+    decisions = tuple(PlannedDecision(instant=now - by, outcome=outcome, reason="", count=count) for by in late)
     schedule = Schedule(name="s", spec=ScheduleSpec(task="work", trigger=Every("1s")))
     plan = Plan(schedule=schedule, now=now, decisions=decisions, decided_through=now, next_at=None)
     return SchedulesDecided(node="node_a", plans=(plan,))
@@ -66,7 +66,7 @@ def decided(now: int, *late: int, outcome: Decided = Decided.FIRED, count: int =
         (TermWon(node="node_a", role="scheduler/0", token=1), {"won": 1}),
         (TermLost(node="node_a", role="scheduler/0", token=1, reason="…"), {"lost|term": 1}),
         (TermLost(node="node_a", role="scheduler/0", token=1, reason="…", is_handed_over=True), {}),
-        (TickFailed(node="node_a", loop="keeper", error="gone", rest_s=1.0), {"failed|keeper": 1}),
+        (TickFailed(node="node_a", loop="lease_extender", error="gone", rest_s=1.0), {"failed|lease_extender": 1}),
         (
             Timed(node="node_a", what="run", lots=((0.004, 30), (20.0, 1))),
             {"run|0.01": 30, "run|60.0": 1, "run|us": 20_120_000},
@@ -82,11 +82,11 @@ async def test_events_are_counted(event: EngineEvent, cells: dict[str, int]) -> 
         assert tally.cells() == cells
         other = ProcessMetrics(stage.seat("node_b").clock)
         other(event)
-        assert other.cells() == {}, "what another node of this process says is its own"
+        assert other.cells() == {}, "events of another node in this process belong to that node"
 
 
 @virtual
-async def test_lateness_is_from_the_instant_to_its_decision() -> None:
+async def test_lateness_is_measured_from_the_instant_to_its_decision() -> None:
     async with Stage() as stage:
         seat = stage.seat("node_a")
         seat.clock.observe(stage.now(), sent=0.0)
@@ -101,7 +101,7 @@ async def test_lateness_is_from_the_instant_to_its_decision() -> None:
         assert late.sum_s == pytest.approx(3.02)
 
 
-def test_a_bound_belongs_to_its_bucket() -> None:
+def test_bucket_includes_its_upper_bound() -> None:
     times = Histogram((1.0, 5.0))
     for seconds in (0.0, 1.0, 1.5, 5.0, 5.1):
         times.note(seconds)
@@ -109,7 +109,7 @@ def test_a_bound_belongs_to_its_bucket() -> None:
     assert times.cumulated() == [("1.0", 2.0), ("5.0", 4.0), ("+Inf", 5.0)]
 
 
-def test_bounds_of_another_version_count_for_the_next_larger_one() -> None:
+def test_unknown_bucket_bound_counts_in_the_next_larger_bucket() -> None:
     times = histogram_of(
         "claim", {"claim|0.02": 3, "claim|99.0": 2, "claim|inf": 1, "claim|us": 5_000_000, "run|1.0": 9}
     )
@@ -121,8 +121,8 @@ def test_bounds_of_another_version_count_for_the_next_larger_one() -> None:
     assert sum(histogram_of("claim", {"claim|nonsense": 3}).counts) == 0
 
 
-def test_a_tally_stays_small() -> None:
-    """It travels with every beat of every node."""
+def test_tally_stays_small() -> None:
+    """It is sent with every heartbeat of every node."""
     tally = ProcessMetrics()
     tally._counts.update({f"failed|loop number {n}": 10**9 for n in range(15)})
     for name, bounds in BOUNDS_S.items():
@@ -131,7 +131,7 @@ def test_a_tally_stays_small() -> None:
     assert len(msgspec.json.encode(tally.cells())) < 3_000
 
 
-def test_answers_are_counted_by_template() -> None:
+def test_responses_are_counted_by_route_template() -> None:
     tally = ProcessMetrics()
     tally.request("/api/jobs/{id}", "GET", 200, 0.002)
     tally.request("/api/jobs/{id}", "GET", 404, 0.2)
@@ -147,7 +147,7 @@ def test_answers_are_counted_by_template() -> None:
 
 
 @virtual
-async def test_a_worker_counts_its_statements_and_what_the_store_refused() -> None:
+async def test_worker_counts_its_statements_and_rejected_writes() -> None:
     async with Stage() as stage:
         post = Post(stage)
         tally = ProcessMetrics(post.seat.clock)
@@ -157,7 +157,7 @@ async def test_a_worker_counts_its_statements_and_what_the_store_refused() -> No
             stage.sql("update headway_jobs set lease_until = 1 where id = ?", stale.id)
             assert await stage.seat("node_b").store.housekeeping.expire(10) == [stale.id]
             post.supervisor.reported([Report(job_id=stale.id, attempt=stale.attempt, progress=50)])
-            await post.supervisor.report()
+            await post.supervisor.reporter.tick()
             post.supervisor.ended(good, Succeeded("1"))
             post.supervisor.ended(stale, Succeeded("1"))
             await post.supervisor.settle()
@@ -177,7 +177,7 @@ async def cells_of(seat: Seat) -> dict[str, int]:
 
 
 @virtual
-async def test_what_a_node_counts_reaches_the_store_and_outlives_it() -> None:
+async def test_counters_reach_the_store_and_outlive_their_node() -> None:
     async with Stage() as stage:
         seat, operator = stage.seat("node_a"), stage.seat("operator")
         await operator.store.schedules.put("tick", ScheduleSpec(task="work", trigger=Every("3s")))
@@ -193,7 +193,7 @@ async def test_what_a_node_counts_reaches_the_store_and_outlives_it() -> None:
         found = await cells_of(operator)
         assert await operator.store.nodes.alive(10 * SECOND) == []
         assert found["decided|fired"] == fired >= 1
-        assert found["decided|fired"] + found["decided|skipped"] == len(made) >= 3, "also after its last beat"
+        assert found["decided|fired"] + found["decided|skipped"] == len(made) >= 3, "also after its last heartbeat"
         assert found["promoted"] == 1
         assert found["won"] >= 2
         assert "lost|term" not in found
@@ -201,7 +201,7 @@ async def test_what_a_node_counts_reaches_the_store_and_outlives_it() -> None:
 
 
 @virtual
-async def test_a_node_that_hangs_has_lost_its_terms() -> None:
+async def test_node_without_a_store_counts_its_terms_as_lost() -> None:
     async with Stage() as stage:
         seat, operator = stage.seat("node_a"), stage.seat("operator")
         node = EngineNode(world_of(seat), Settings(node="a", leader_lease=10 * SECOND, poll=SECOND), seat.clock)

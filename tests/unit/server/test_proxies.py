@@ -1,4 +1,4 @@
-"""Whose word about an address counts, and how a request is known that somebody passed on."""
+"""Trusted proxies: the client's address, and detection of forwarded requests."""
 
 import pytest
 
@@ -20,26 +20,26 @@ def client_of(said: str | None, peer: str = PROXY, trusted: TrustedProxies = TRU
     [
         (CLIENT, CLIENT),
         (f"{CLIENT}, {OUTER}", CLIENT),
-        (f"203.0.113.9, {CLIENT}, {OUTER}", CLIENT),  # What the client wrote itself is further left.
+        (f"203.0.113.9, {CLIENT}, {OUTER}", CLIENT),  # Values sent by the client itself are further left.
         (f"127.0.0.1, {CLIENT}", CLIENT),
         (f"{CLIENT}:4711", CLIENT),
         ("[2001:db9::7]:4711", "2001:db9::7"),
         ("2001:db9::7", "2001:db9::7"),
         (f"::ffff:{CLIENT}", CLIENT),
-        (f"{OUTER}, 10.1.1.1", OUTER),  # Nobody but proxies: the outermost.
+        (f"{OUTER}, 10.1.1.1", OUTER),  # Only proxies: the outermost counts.
         ("unknown", PROXY),
         (f"{CLIENT}, nonsense", PROXY),
         (f"{CLIENT}, nonsense, {OUTER}", OUTER),
         ("", PROXY),
         (None, PROXY),
-        (",".join([CLIENT] + [OUTER] * 10_000), OUTER),  # So many hops are not looked at.
+        (",".join([CLIENT] + [OUTER] * 10_000), OUTER),  # Too many hops: not evaluated.
     ],
 )
-def test_the_client_is_the_first_from_the_right_that_is_no_trusted_proxy(said: str | None, client: str) -> None:
+def test_client_is_the_rightmost_address_that_is_not_a_trusted_proxy(said: str | None, client: str) -> None:
     assert client_of(said) == client
 
 
-def test_the_header_counts_from_trusted_proxies_only() -> None:
+def test_header_counts_only_from_trusted_proxies() -> None:
     assert client_of(CLIENT, peer="203.0.113.5") == "203.0.113.5"
     assert client_of(CLIENT, peer="127.0.0.1") == "127.0.0.1"
     assert client_of(CLIENT, peer="") == ""
@@ -48,18 +48,18 @@ def test_the_header_counts_from_trusted_proxies_only() -> None:
     assert client_of(CLIENT, trusted=TrustedProxies(())) == PROXY
 
 
-def test_several_headers_are_one_list() -> None:
+def test_repeated_headers_are_joined() -> None:
     headers = [(b"x-forwarded-for", b"203.0.113.9"), (b"x-forwarded-for", CLIENT.encode())]
     assert TRUSTED.client_of(PROXY, headers) == CLIENT
 
 
 @pytest.mark.parametrize("name", ["x-forwarded-for", "x-forwarded-proto", "forwarded", "x-real-ip", "via"])
-def test_a_forwarded_request_is_known(name: str) -> None:
+def test_forwarded_request_is_detected(name: str) -> None:
     assert is_forwarded({b"host": b"localhost", name.encode(): b"x"})
     assert not is_forwarded({b"host": b"localhost", b"accept": b"*/*", b"x-request-id": b"x"})
 
 
 @pytest.mark.parametrize("value", ["proxy.internal", "10.0.0.0/33", "10.0.0.1/8", "10.0.0.1;10.0.0.2"])
-def test_only_addresses_and_networks_can_be_trusted(value: str) -> None:
+def test_trusted_proxies_must_be_addresses_or_networks(value: str) -> None:
     with pytest.raises(InvalidConfig, match="HEADWAY_TRUSTED_PROXIES must be addresses or networks"):
         Settings.load(environ={"HEADWAY_TRUSTED_PROXIES": value})

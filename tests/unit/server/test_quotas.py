@@ -1,4 +1,4 @@
-"""What one tenant may take, in virtual time."""
+"""Quotas of one tenant, in virtual time."""
 
 import asyncio
 from contextlib import ExitStack, suppress
@@ -10,7 +10,7 @@ from headway.core.settings import Settings
 from headway.operations.caller import Principal
 from headway.operations.tenant_counts import TenantCounts
 from headway.server import quotas as quota_module
-from headway.server.quotas import Quotas
+from headway.server.quotas import TenantQuotas
 from headway.server.refusals import Refused
 from tests.simulation.stage import Stage
 from tests.simulation.virtual_loop import virtual
@@ -18,10 +18,10 @@ from tests.simulation.virtual_loop import virtual
 SETTINGS = replace(Settings(), tenant_requests=10, tenant_streams=2, tenant_jobs=5, tenant_schedules=1)
 ACME = Principal("ci", "acme", "operator")
 GLOBEX = Principal("ci", "globex", "operator")
-EVERYBODY = Principal("root", "*", "admin")
+ADMIN = Principal("root", "*", "admin")
 
 
-def _asked(quotas: Quotas, principal: Principal, times: int) -> int:
+def _asked(quotas: TenantQuotas, principal: Principal, times: int) -> int:
     answered = 0
     for _ in range(times):
         with suppress(Refused):
@@ -31,40 +31,54 @@ def _asked(quotas: Quotas, principal: Principal, times: int) -> int:
 
 
 @virtual
-async def test_requests_come_back_with_time_and_are_each_tenants_own() -> None:
+async def test_request_quota_refills_and_is_per_tenant() -> None:
     async with Stage() as stage:
         seat = stage.seat("node_a")
-        quotas = Quotas(TenantCounts(seat.store), SETTINGS, seat.clock)
+        quotas = TenantQuotas(TenantCounts(seat.store), SETTINGS, seat.clock)
         assert _asked(quotas, ACME, 30) == 10
-        with pytest.raises(Refused, match="10 times a second") as refused:
+        with pytest.raises(Refused, match="10 requests a second") as refused:
             quotas.request(ACME)
         assert (refused.value.status, refused.value.headers["Retry-After"]) == (429, "1")
         assert _asked(quotas, GLOBEX, 3) == 3
-        assert _asked(quotas, EVERYBODY, 100) == 100
+        assert _asked(quotas, ADMIN, 100) == 100
         await asyncio.sleep(0.5)
         assert _asked(quotas, ACME, 30) == 5
         await asyncio.sleep(60)
-        assert _asked(quotas, ACME, 30) == 10  # Time that was not used is not saved up.
-        free = Quotas(TenantCounts(seat.store), replace(SETTINGS, tenant_requests=0), seat.clock)
+        assert _asked(quotas, ACME, 30) == 10  # Unused time is not saved up beyond the burst.
+        free = TenantQuotas(TenantCounts(seat.store), replace(SETTINGS, tenant_requests=0), seat.clock)
         assert _asked(free, ACME, 1_000) == 1_000
 
 
 @virtual
-async def test_streams_are_counted_while_they_are_open() -> None:
+async def test_refused_requests_cost_nothing() -> None:
+    """A tenant that always sends too much gets what it may send, not less."""
     async with Stage() as stage:
         seat = stage.seat("node_a")
-        quotas = Quotas(TenantCounts(seat.store), SETTINGS, seat.clock)
+        quotas = TenantQuotas(TenantCounts(seat.store), SETTINGS, seat.clock)
+        assert _asked(quotas, ACME, 30) == 10
+        answered = 0
+        for _ in range(50):
+            await asyncio.sleep(0.04)
+            answered += _asked(quotas, ACME, 1)
+        assert 19 <= answered <= 20
+
+
+@virtual
+async def test_open_streams_are_counted() -> None:
+    async with Stage() as stage:
+        seat = stage.seat("node_a")
+        quotas = TenantQuotas(TenantCounts(seat.store), SETTINGS, seat.clock)
         with quotas.stream(ACME), quotas.stream(ACME), quotas.stream(GLOBEX):
-            with pytest.raises(Refused, match="2 streams"), quotas.stream(ACME):
+            with pytest.raises(Refused, match="2 open streams"), quotas.stream(ACME):
                 pass
-            with quotas.stream(EVERYBODY), quotas.stream(EVERYBODY), quotas.stream(EVERYBODY):
+            with quotas.stream(ADMIN), quotas.stream(ADMIN), quotas.stream(ADMIN):
                 pass
         with quotas.stream(ACME):
             pass
 
 
 @virtual
-async def test_whoever_takes_most_places_leaves_some_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tenant_with_most_streams_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quota_module, "FOLLOWERS_MAX", 100)
     monkeypatch.setattr(quota_module, "STREAMS_RESERVED", 10)
     monkeypatch.setattr(quota_module, "STREAMS_FEW", 4)
@@ -73,7 +87,7 @@ async def test_whoever_takes_most_places_leaves_some_for_the_others(monkeypatch:
     neighbour = Principal("other board", "*", "viewer", "tok_2")
     async with Stage() as stage:
         seat = stage.seat("node_a")
-        quotas = Quotas(TenantCounts(seat.store), free, seat.clock)
+        quotas = TenantQuotas(TenantCounts(seat.store), free, seat.clock)
         with ExitStack() as open_streams:
 
             def opened(principal: Principal, times: int) -> int:
@@ -88,20 +102,20 @@ async def test_whoever_takes_most_places_leaves_some_for_the_others(monkeypatch:
             with pytest.raises(Refused) as refused, quotas.stream(viewer):
                 pass
             assert (refused.value.status, refused.value.code) == (503, "too_many_followers")
-            assert [opened(other, 5) for other in (ACME, neighbour, GLOBEX)] == [4, 4, 2]  # Then all are taken.
+            assert [opened(other, 5) for other in (ACME, neighbour, GLOBEX)] == [4, 4, 2]  # Now all places are taken.
         with quotas.stream(viewer), quotas.stream(ACME):
             pass
         assert quotas._streams == {}
 
 
 @virtual
-async def test_large_bodies_under_way_are_bounded_for_each_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_bodies_in_flight_are_bounded_per_tenant_and_in_total(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quota_module, "BODIES_BYTES_MAX", 1_000)
     monkeypatch.setattr(quota_module, "BODIES_BYTES_OF_ONE_MAX", 400)
     viewers = [Principal("board", "*", "viewer", f"tok_{number}") for number in range(3)]
     async with Stage() as stage:
         seat = stage.seat("node_a")
-        quotas = Quotas(TenantCounts(seat.store), SETTINGS, seat.clock)
+        quotas = TenantQuotas(TenantCounts(seat.store), SETTINGS, seat.clock)
         with quotas.body(ACME, 300), quotas.body(ACME, 100), quotas.body(GLOBEX, 400):
             with pytest.raises(Refused, match="at once") as refused, quotas.body(ACME, 1):
                 pass

@@ -1,4 +1,4 @@
-"""Charts: the points of a window, and one look at the store for many who look at a page."""
+"""Chart series: the points of a window, and one query shared by many viewers."""
 
 import asyncio
 from typing import Any
@@ -13,21 +13,21 @@ NOW = parse_instant("2027-01-31T06:00:10Z")
 
 
 class Queue:
-    """Answers with rows that are made up, and counts how often it was asked."""
+    """Returns made-up rows, and counts its calls."""
 
     def __init__(self, rows: list[dict[str, Any]], oldest: int | None = None) -> None:
         self.rows, self.oldest = rows, oldest
         self.asked: list[tuple[int, int, dict[str, Any]]] = []
 
     async def ended_series(self, since: int, step: int, **which: Any) -> Any:
-        """Answer after a while."""
+        """Return the rows after a delay."""
         self.asked.append((since, step, which))
         await asyncio.sleep(0)
         return self.rows, self.oldest
 
 
 class Still(Clock):
-    """A clock that is moved by hand."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         super().__init__(wall=lambda: NOW, monotonic=lambda: self.seconds)
@@ -43,7 +43,7 @@ def row(at: str, step: int, status: str, ended: int, half: int = 0, most: int = 
     return {"step": parse_instant(at) // step, "status": status, "ended": ended, "half": half, "most": most}
 
 
-async def test_an_hour_has_120_points_up_to_now() -> None:
+async def test_hour_has_120_points_up_to_now() -> None:
     step = 30 * SECOND
     queue = Queue(
         [
@@ -84,29 +84,29 @@ async def test_longer_windows_have_longer_steps() -> None:
         assert (found.step_seconds, len(found.points)) == (seconds, 120)
 
 
-async def test_points_begin_where_the_look_did() -> None:
+async def test_series_begins_at_the_first_complete_step() -> None:
     oldest = NOW - 10 * MINUTE
     found = await series(Queue([], oldest))[0].get("1h", None, None, None)
     assert found.truncated is True
-    assert found.points[0].at == found.since == "2027-01-31T05:50:30Z"  # Of the step before not all was seen.
+    assert found.points[0].at == found.since == "2027-01-31T05:50:30Z"  # The step before was seen only in part.
     found = await series(Queue([], NOW))[0].get("24h", None, None, None)
     assert len(found.points) == 1
 
 
-async def test_many_who_look_cost_one_look() -> None:
+async def test_concurrent_viewers_share_one_query() -> None:
     queue = Queue([])
     shown, clock = series(queue)
     await asyncio.gather(*(shown.get("1h", "acme", None, None) for _ in range(50)))
     assert len(queue.asked) == 1
     await shown.get("1h", "globex", None, None)
     await shown.get("6h", "acme", None, None)
-    assert len(queue.asked) == 3  # Nobody is shown what is another's.
+    assert len(queue.asked) == 3  # Tenants do not share results.
     clock.seconds += 10
     await shown.get("1h", "acme", None, None)
     assert len(queue.asked) == 4
 
 
-async def test_what_is_kept_is_bounded() -> None:
+async def test_cache_is_bounded() -> None:
     queue = Queue([])
     shown, _ = series(queue)
     for number in range(KEPT_MAX + 10):

@@ -1,4 +1,4 @@
-"""How shards are spread is shown, and what is wrong with it is said."""
+"""The distribution of shards, and warnings about it."""
 
 import pytest
 
@@ -27,11 +27,11 @@ def test_every_shard_has_a_leader() -> None:
     assert said([scheduler("a", 2), scheduler("b", 2)], [lease(0, "a"), lease(1, "b")]) == []
 
 
-def test_a_shard_that_nobody_leads() -> None:
+def test_shard_without_a_leader() -> None:
     assert said([scheduler("a", 3)], [lease(0, "a")]) == ["2 of 3 shards of the schedules have no leader"]
 
 
-def test_schedulers_that_do_not_agree() -> None:
+def test_schedulers_with_different_shard_counts() -> None:
     words = said([scheduler("a", 1), scheduler("b", 2)], [lease(0, "a"), lease(1, "b")])
     assert words == ["schedulers do not agree on the number of shards: 1, 2"]
 
@@ -47,6 +47,6 @@ def test_lock_mode_has_no_shards() -> None:
         ("aabcdef", "7 shards led by 6 nodes, 1 to 2 each"),
     ],
 )
-def test_the_spread_in_words(holders: str, text: str) -> None:
+def test_description_of_the_distribution(holders: str, text: str) -> None:
     shards = [Shard(f"{SHARD_PREFIX}{number}", holder, holder, 1, "") for number, holder in enumerate(holders)]
     assert _shards_text(shards) == text

@@ -1,4 +1,4 @@
-"""Which server is the primary: what an address names, and how soon everybody has left the old one."""
+"""Which server is the primary: the hosts of a URL, and how soon every connection leaves the old one."""
 
 import pytest
 
@@ -17,19 +17,19 @@ BUDGET_S = 5.0
 
 
 def test_writes_in_flight_end_within_five_seconds() -> None:
-    """Somebody is promoted while one look is under way that just missed it; the next one finds it."""
+    """A standby is promoted during a check that just missed it; the next check finds it."""
     assert (SCOUT_S_MAX + SPARE_S) + SUSPECT_S + (SCOUT_S_MAX + SPARE_S) <= BUDGET_S
 
 
 def test_new_connections_find_the_new_primary_within_five_seconds() -> None:
-    """The one that was right before is asked first and does not answer; then all are."""
+    """The last known primary is tried first and does not answer; then all hosts are."""
     assert (SCOUT_S_MAX + SPARE_S) + (SCOUT_S_MAX + SPARE_S) <= BUDGET_S
 
 
 def test_reads_leave_the_old_primary_within_five_seconds() -> None:
-    """A server that says that it is none, or does not answer; and one that does not know it."""
+    """The old primary says that it is a standby, does not answer, or does not know it."""
     assert CHECK_EVERY_S + IDENTIFY_S_MAX + SCOUT_S_MAX + SPARE_S <= BUDGET_S
-    checks = -(-SCOUT_EVERY_S // CHECK_EVERY_S)  # The others are looked at when a connection is checked.
+    checks = -(-SCOUT_EVERY_S // CHECK_EVERY_S)  # The other hosts are checked when a connection is checked.
     assert checks * CHECK_EVERY_S + SCOUT_S_MAX + SPARE_S <= BUDGET_S
 
 
@@ -44,10 +44,10 @@ def test_reads_leave_the_old_primary_within_five_seconds() -> None:
         ("postgresql://u:[secret@db1,db2/app", []),
     ],
 )
-def test_the_hosts_of_an_address(url: str, hosts: list[tuple[str, int | None]]) -> None:
+def test_hosts_of_a_url(url: str, hosts: list[tuple[str, int | None]]) -> None:
     assert hosts_of(url) == hosts
 
 
-def test_who_was_promoted_last_is_right_and_else_who_was_started_last() -> None:
+def test_latest_timeline_wins_then_latest_start() -> None:
     ranks = [ServerIdentity(timeline, started).rank for timeline, started in ((1, 50), (1, 60), (2, 10))]
     assert ranks == sorted(ranks)

@@ -1,4 +1,4 @@
-"""The catalogue: one text, two dialects, and nothing left to chance in between."""
+"""The catalogue of statements: one source text for two dialects."""
 
 import re
 
@@ -33,7 +33,7 @@ select 1
 """
 
 
-def test_a_statement_has_a_name_a_body_and_parameters() -> None:
+def test_statement_has_a_name_a_body_and_parameters() -> None:
     first, second = parse(SAMPLE, POSTGRES)
     assert (first.name, first.transition) == ("first", "A -> B")
     assert (second.name, second.transition, second.text, second.parameters) == ("second", None, "select 1", ())
@@ -50,7 +50,7 @@ def test_rows_and_lists_in_both_dialects() -> None:
     assert "in (select value from json_each(:ids))" in sqlite
 
 
-def test_placeholders_become_positions() -> None:
+def test_named_placeholders_become_positional() -> None:
     first = parse(SAMPLE, POSTGRES)[0]
     text = positional(first, lambda index: f"${index}")
     assert text.count("$1") == 2
@@ -61,7 +61,7 @@ def test_placeholders_become_positions() -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=["sqlite", "foreign", "postgres"])
-def test_every_statement_is_rendered_whole(dialect: Dialect) -> None:
+def test_every_statement_is_rendered_completely(dialect: Dialect) -> None:
     statements = catalogue(dialect)
     assert len(statements) > 60
     for statement in statements.values():
@@ -81,11 +81,11 @@ def test_only_postgres_notifies_and_locks() -> None:
         assert "for update skip locked" in postgres[name].text
     for name in ("enqueue", "promote", "promote_blocked", "promote_successors", "follow", "release", "schedule_add"):
         assert postgres[name].text.endswith(" as woke")
-        assert "pg_notify" not in postgres[name].text, "it is told after the commit"
-        assert "pg_notify" in catalogue(POSTGRES_FOREIGN)[name].text, "nobody else knows when that is"
+        assert "pg_notify" not in postgres[name].text, "the driver notifies after the commit"
+        assert "pg_notify" in catalogue(POSTGRES_FOREIGN)[name].text, "only the caller knows when it commits"
 
 
-def test_a_foreign_connection_needs_no_function_of_ours() -> None:
+def test_foreign_connection_needs_no_custom_function() -> None:
     assert not any("headway_now()" in statement.text for statement in catalogue(SQLITE_FOREIGN).values())
 
 

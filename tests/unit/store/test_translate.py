@@ -1,4 +1,4 @@
-"""Every error of a database driver becomes one of ours, the one that says what to do: try again, give up, migrate."""
+"""Every database driver error becomes one of ours, by what to do about it: retry, give up, migrate."""
 
 import inspect
 import sqlite3
@@ -12,7 +12,7 @@ from headway.core.errors import SchemaMismatch, StoreError, StoreFull, StoreRead
 from headway.store import postgres, sqlite
 from headway.store.transaction import ConstraintViolated
 
-# States after which the same call may succeed: connection, resources, intervention, system, conflict.
+# SQLSTATE classes after which a retry may succeed: connection, resources, intervention, system, conflict.
 TRY_AGAIN = ("08", "53", "57", "58", "25006", "25P03", "40", "55P03", "XX000", "26000", "42P05")
 
 
@@ -34,7 +34,7 @@ def _server_errors() -> Iterator[type[asyncpg.PostgresError]]:
             yield kind
 
 
-def test_every_error_of_the_server() -> None:
+def test_every_server_error_is_translated() -> None:
     kinds = list(_server_errors())
     assert len(kinds) > 200
     for kind in kinds:
@@ -46,7 +46,7 @@ def test_every_error_of_the_server() -> None:
         assert "text of the server" in str(translated)
 
 
-def test_a_plan_that_a_migration_made_stale_is_made_again() -> None:
+def test_stale_plan_after_a_migration_is_retryable() -> None:
     assert isinstance(postgres.translate(asyncpg.InvalidCachedStatementError("changed")), StoreUnavailable)
 
 
@@ -60,19 +60,19 @@ def test_a_plan_that_a_migration_made_stale_is_made_again() -> None:
         TimeoutError(),
     ],
 )
-def test_errors_of_the_connection_can_be_tried_again(error: Exception) -> None:
+def test_connection_errors_are_retryable(error: Exception) -> None:
     translated = postgres.translate(error)
     assert type(translated) is StoreUnavailable
     assert str(translated)
 
 
-def test_arguments_that_cannot_be_sent_are_not_tried_again() -> None:
+def test_invalid_arguments_are_not_retryable() -> None:
     kind = next(kind for kind in asyncpg.InterfaceError.__subclasses__() if kind.__name__ == "DataError")
     assert type(postgres.translate(kind("value out of int64 range"))) is StoreError
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyError("mine"), StoreFull(), KeyboardInterrupt()])
-def test_what_is_not_the_databases_stays_what_it_is(error: BaseException) -> None:
+def test_other_errors_are_not_translated(error: BaseException) -> None:
     assert postgres.translate(error) is None
 
 
@@ -97,7 +97,7 @@ SQLITE_ERRORS: list[tuple[sqlite3.Error, type[StoreError]]] = [
 
 
 @pytest.mark.parametrize(("error", "expected"), SQLITE_ERRORS, ids=lambda value: str(value))
-def test_errors_of_sqlite(error: sqlite3.Error, expected: type[StoreError]) -> None:
+def test_sqlite_errors_are_translated(error: sqlite3.Error, expected: type[StoreError]) -> None:
     translated = sqlite.translate(error)
     assert type(translated) is expected
     assert str(error) in str(translated)

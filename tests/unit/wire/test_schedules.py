@@ -1,4 +1,4 @@
-"""Schedules and decisions as JSON: what is written is what is read."""
+"""Schedules and decisions as JSON: round trips."""
 
 import msgspec
 import pytest
@@ -32,7 +32,7 @@ TRIGGERS: list[Trigger] = [
 
 
 @pytest.mark.parametrize("trigger", TRIGGERS)
-def test_a_schedule_is_read_back(trigger: Trigger) -> None:
+def test_schedule_round_trips(trigger: Trigger) -> None:
     spec = ScheduleSpec.build(
         task="report",
         trigger=trigger,
@@ -60,15 +60,15 @@ def test_a_schedule_is_read_back(trigger: Trigger) -> None:
     assert "rule" not in definition
 
 
-def test_a_definition_leaves_nothing_open_and_hides_nothing() -> None:
+def test_definition_contains_every_field_unmasked() -> None:
     spec = ScheduleSpec.build(task="report", trigger=Every("1h"), args={"token": "secret"})
     definition = complete_definition(spec)
     assert definition["args"] == {"token": "secret"}
     assert {"queue", "priority", "max_attempts", "overlap", "missed", "grace"} <= definition.keys()
-    assert "tenant" not in definition  # That is the token's to say.
+    assert "tenant" not in definition  # The token determines it.
 
 
-def test_a_decision_is_read_back() -> None:
+def test_decision_round_trips() -> None:
     run = Occurrence(
         schedule="s", instant=NOW, until=NOW + HOUR, count=5, outcome=Decided.MISSED, reason="late", decided_at=NOW
     )
@@ -78,7 +78,7 @@ def test_a_decision_is_read_back() -> None:
         assert msgspec.json.decode(written, type=WireOccurrence) == occurrence_of(decision)
 
 
-def test_the_etag_is_the_revision_and_what_lasts() -> None:
+def test_etag_covers_the_revision_and_lasting_fields() -> None:
     spec = ScheduleSpec.build(task="report", trigger=Every("1h"))
     shown = schedule_of(Schedule(name="s", spec=spec, revision=3), NOW)
     etag = etag_of_schedule(shown)
@@ -89,11 +89,11 @@ def test_the_etag_is_the_revision_and_what_lasts() -> None:
 
 @pytest.mark.parametrize("tenant", [None, "acme/x", "acme"])
 @pytest.mark.parametrize("name", ["daily", "reports/daily", "a%2Fb", "100%"])
-def test_a_cursor_names_a_schedule(tenant: str | None, name: str) -> None:
+def test_cursor_identifies_a_schedule(tenant: str | None, name: str) -> None:
     whose = tenant or "globex"
     assert read_schedule_cursor(schedule_cursor(ScheduleRef(whose, name)), tenant) == (whose, name)
 
 
-def test_a_cursor_may_be_a_name() -> None:
+def test_cursor_may_be_a_name() -> None:
     assert read_schedule_cursor("daily", None) == ("default", "daily")
     assert read_schedule_cursor("reports/daily", "acme") == ("acme", "reports/daily")

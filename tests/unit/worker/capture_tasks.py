@@ -14,7 +14,7 @@ from headway import Context, Headway
 app = Headway("sqlite://", name="capture")
 log = logging.getLogger("shop.orders")
 print("while it is imported")
-# What apps do with their streams before any task runs.
+# Apps configure their streams before any task runs.
 sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 wrapped = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", write_through=True)
 print("through a wrapper", file=wrapped)
@@ -23,7 +23,7 @@ detached = io.TextIOWrapper(sys.stderr.detach(), "utf-8", write_through=True)  #
 
 @app.task
 def everything() -> None:
-    """Say something in each way; nothing of it is asked of a context."""
+    """Write in each way, without using a context."""
     print("printed")
     print("one", end=" ")
     print("line")
@@ -47,7 +47,7 @@ def everything() -> None:
 
 @app.task
 def configured() -> None:
-    """Have handlers of its own, which say what was captured already; and one that writes elsewhere."""
+    """Install handlers that would repeat captured output, and one that writes elsewhere."""
     logging.basicConfig(level=logging.DEBUG, force=True)
     log.debug("fine")
     log.info("once")
@@ -58,7 +58,7 @@ def configured() -> None:
 
 @app.task
 def copied() -> str:
-    """Print in a copy of the process, which must not speak for the job."""
+    """Print in a forked copy, which must not write to the job's log."""
     pid = os.fork()
     if pid == 0:
         print("from the copy", flush=True)
@@ -68,7 +68,7 @@ def copied() -> str:
 
 @app.task
 def flood(lines: int) -> None:
-    """Print much more than a log keeps, and a line without an end."""
+    """Print much more than a log keeps, and a line without a newline."""
     for _ in range(lines):
         print("x" * 1_000)
     for _ in range(lines):
@@ -79,7 +79,7 @@ turns: dict[str, asyncio.Event] = {}
 
 
 async def _take_turns(name: str) -> None:
-    """Go on when another task has said something."""
+    """Continue when another task has printed something."""
     turns.setdefault(name, asyncio.Event()).set()
     other = "b" if name == "a" else "a"
     await turns.setdefault(other, asyncio.Event()).wait()
@@ -87,7 +87,7 @@ async def _take_turns(name: str) -> None:
 
 @app.task
 async def shared(name: str) -> None:
-    """Say something while another task on the loop does, also from a thread and from a task of its own."""
+    """Print while another task on the loop does, also from a thread and a background task."""
     print(name, "begins")
     await _take_turns(name)
     log.info("%s goes on", name)
@@ -104,7 +104,7 @@ meeting = threading.Barrier(2, timeout=90)
 
 @app.task(isolation="thread")
 def beside(name: str) -> None:
-    """Say something while another thread does."""
+    """Print while another thread does."""
     meeting.wait()
     print(name, "in its thread")
     meeting.wait()
@@ -112,7 +112,7 @@ def beside(name: str) -> None:
 
 @app.task
 def with_context(ctx: Context) -> None:
-    """Say something through the context, too."""
+    """Write through the context as well."""
     print("before")
     ctx.log("between")
     print("after")
@@ -124,7 +124,7 @@ may_speak = threading.Event()
 
 @app.task
 async def late() -> None:
-    """Leave a thread behind that prints when the attempt is over."""
+    """Leave a thread behind that prints after the end of the attempt."""
 
     def speak() -> None:
         may_speak.wait()
@@ -137,7 +137,7 @@ async def late() -> None:
 
 @app.task
 async def afterwards() -> None:
-    """Have what was left behind speak, and wait until it has."""
+    """Let the leftover thread print, and wait for it."""
     attempt, rest = left_behind
     await asyncio.wait([attempt])
     may_speak.set()
@@ -147,7 +147,7 @@ async def afterwards() -> None:
 
 @app.task
 def crash() -> None:
-    """Say something and die at once."""
+    """Print something and crash at once."""
     print("one")
     log.warning("two")
     print("three", file=sys.stderr)

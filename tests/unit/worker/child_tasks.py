@@ -1,4 +1,4 @@
-"""Tasks for a child that is spoken with directly."""
+"""Tasks for tests that talk to a child process directly."""
 
 import asyncio
 import contextlib
@@ -18,16 +18,16 @@ from headway.worker import spawned as started
 
 app = Headway("sqlite://", name="child")
 
-# On a machine that is busy with other things, what was killed may take its time to be gone.
+# On a busy machine a killed process may take a while to disappear.
 vars(started)["KILL_LOOKS"] = 4_000
 for module in (child, child_connection):
     vars(module)["LOOK_EVERY_S"] = float(os.environ.get("CHILD_LOOK_EVERY_S", child_connection.LOOK_EVERY_S))
-LONG_S = 600.0  # Longer than any test waits.
+LONG_S = 600.0  # Longer than the timeout of any test.
 
 
 @app.task
 async def hold(ctx: Context) -> str:
-    """Keep the loop busy until asked to stop, which nobody should do; say when it begins."""
+    """Block the event loop until cancelled, which async code should never do; report when it begins."""
     ctx.progress(1)
     until = time.monotonic() + LONG_S
     while not ctx.cancelled and time.monotonic() < until:
@@ -40,9 +40,9 @@ WHEN_IMPORTED = {name: value for name, value in os.environ.items() if name in ("
 
 @app.task
 def environment() -> dict[str, Any]:
-    """Say which variables the task, its process and a program that it starts have."""
+    """Return the environment variables of the task, its process and a subprocess."""
     settings = Headway().settings
-    own = Path("/proc/self/environ")  # As it was when the process began, where the system tells.
+    own = Path("/proc/self/environ")  # The environment at the start of the process, where the system has it.
     began_with = own.read_text().split("\0") if own.exists() else os.environ
     return {
         "when imported": WHEN_IMPORTED,
@@ -61,13 +61,13 @@ async def short() -> str:
 
 @app.task
 async def keep(ctx: Context, steps: int) -> int:
-    """Ask the supervisor many times, each time without letting the loop go on."""
+    """Send many requests to the supervisor without yielding to the loop."""
     return sum(ctx.once(f"step {number}", lambda: 1) for number in range(steps))
 
 
 @app.task(isolation="process")
 async def leave(ctx: Context) -> str:
-    """Ask, and end before the answer."""
+    """Send a request, and end before the response."""
     asyncio.ensure_future(ctx.once("step", _one))  # noqa: RUF006 - it is cancelled with the loop
     await asyncio.sleep(0.01)
     return "left"
@@ -85,7 +85,7 @@ def short_sync() -> str:
 
 @app.task(isolation="process")
 def rest(sign: str) -> None:
-    """Take as long as there is no such file."""
+    """Run until a file exists."""
     until = time.monotonic() + LONG_S
     while not Path(sign).exists() and time.monotonic() < until:
         time.sleep(0.01)
@@ -95,7 +95,7 @@ RAISED = {"exit": SystemExit, "interrupt": KeyboardInterrupt, "generator": Gener
 
 
 class Noteless(Exception):
-    """An exception that cannot be written down."""
+    """An exception that cannot be formatted."""
 
     @property
     def __notes__(self) -> list[str]:  # type: ignore[override]
@@ -104,19 +104,19 @@ class Noteless(Exception):
 
 @app.task(isolation="process")
 def fail_sync(what: str) -> None:
-    """Raise what ends a process elsewhere."""
+    """Raise an exception that normally ends a process."""
     raise RAISED.get(what, Noteless)
 
 
 @app.task
 async def fail(what: str) -> None:
-    """Raise it on a loop."""
+    """Raise it in a coroutine."""
     raise RAISED.get(what, Noteless)
 
 
 @app.task
 async def fail_beside(busy_s: float) -> None:
-    """Raise it in a task of the task, which loops let through; with a thread at work that nobody can end."""
+    """Raise it in a background task, which event loops propagate; with a running thread that cannot be stopped."""
     asyncio.get_running_loop().run_in_executor(None, time.sleep, busy_s)
     await asyncio.create_task(_fail_later())
 
@@ -127,19 +127,19 @@ async def _fail_later() -> None:
 
 @app.task(isolation="process")
 def spoil_sync(ctx: Context) -> None:
-    """Break the child, so that it cannot say how the job ended."""
+    """Break the child, so that it cannot report how the job ended."""
     _spoil(ctx)
 
 
 @app.task
 async def spoil(ctx: Context) -> None:
-    """Break the child, so that it cannot say how the job ended."""
+    """Break the child, so that it cannot report how the job ended."""
     _spoil(ctx)
 
 
 @app.task
 async def clog(ctx: Context) -> None:
-    """Have the child send something that cannot be sent, together with how the job ended."""
+    """Make the child send an invalid message together with the outcome."""
     channel: Any = ctx._channel
     channel.buffer(object())
 
@@ -149,12 +149,12 @@ def _spoil(ctx: Context) -> None:
     spoilt.take_report = None
 
 
-SCRIPT = "trap '' TERM; sleep 611 & echo $!; wait; sleep 611"  # It does not heed SIGTERM.
+SCRIPT = "trap '' TERM; sleep 611 & echo $!; wait; sleep 611"  # It ignores SIGTERM.
 
 
 @app.task
 async def start(ctx: Context, how: str, then: str = "wait") -> str:
-    """Start processes, say which, and be told to stop, or fail, or return."""
+    """Start processes, report their ids, then wait for a stop, fail, or return."""
     if how == "asyncio":
         process = await asyncio.create_subprocess_exec("sleep", "611")
         pids = [process.pid]
@@ -196,12 +196,12 @@ def _then(then: str) -> str:
     return then
 
 
-# --- what hostile tasks do to the process that they share with later jobs
+# --- harm that hostile tasks do to the process that later jobs share
 
 
 @app.task(isolation="process")
 def fork(how: str) -> str:
-    """Fork, and come back twice."""
+    """Fork, and return in both processes."""
     if os.fork() == 0:
         if how == "raise":
             raise ValueError("the copy")
@@ -212,7 +212,7 @@ def fork(how: str) -> str:
 
 @app.task
 async def fork_on_loop() -> str:
-    """Fork on a loop that others use too."""
+    """Fork on an event loop that others share."""
     if os.fork() == 0:
         await asyncio.sleep(0)
         return "copy"
@@ -222,14 +222,14 @@ async def fork_on_loop() -> str:
 
 @app.task(isolation="process")
 def mess(what: str) -> str:
-    """Change what belongs to the whole process."""
+    """Change global state of the process."""
     _MESSES[what]()
     return what
 
 
 @app.task(isolation="process")
 def mess_then_wait(what: str, sign: str) -> str:
-    """Change something while other jobs run in the same process."""
+    """Change global state while other jobs run in the same process."""
     _MESSES[what]()
     while not Path(sign).exists():
         time.sleep(0.01)
@@ -238,7 +238,7 @@ def mess_then_wait(what: str, sign: str) -> str:
 
 @app.task(isolation="process")
 def look() -> dict[str, Any]:
-    """Use and describe what others may have changed."""
+    """Use and describe state that others may have changed."""
     print("still here", flush=True)
     umask = os.umask(0o022)
     os.umask(umask)
@@ -256,7 +256,7 @@ def look() -> dict[str, Any]:
 
 @app.task(isolation="process")
 def fail_where_umask_is_zero() -> str:
-    """Fail because of what another job did."""
+    """Fail because of the damage that another job did."""
     umask = os.umask(0o022)
     os.umask(umask)
     if umask == 0:
@@ -286,7 +286,7 @@ _MESSES: dict[str, Any] = {
 
 @app.task
 async def disturb(what: str) -> str:
-    """Do harm to the event loop that others use, too."""
+    """Damage the event loop that others share."""
     loop = asyncio.get_running_loop()
     if what == "cancel all":
         for task in asyncio.all_tasks():
@@ -307,7 +307,7 @@ async def disturb(what: str) -> str:
 
 @app.task
 async def neighbour(sign: str) -> str:
-    """Wait, with a task of its own and a thread, as decent code does."""
+    """Wait with a background task and a thread, as well-behaved code does."""
 
     async def wait() -> None:
         while not os.path.exists(sign):  # noqa: ASYNC240 - another process makes it

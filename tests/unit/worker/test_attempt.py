@@ -1,4 +1,4 @@
-"""From arguments to an outcome: what fits, what does not, and what an exception means."""
+"""From arguments to an outcome: which arguments fit, and what an exception means."""
 
 import asyncio
 import json
@@ -22,19 +22,19 @@ app = Headway(settings=Settings(store="sqlite://"), name="unit")
 
 @app.task
 def add(one: int, two: int = 2) -> int:
-    """Add."""
+    """Add two numbers."""
     return one + two
 
 
 @app.task
 def with_context(ctx: Context, **more: Any) -> list[Any]:
-    """Say what came."""
+    """Return the job's id and the names of its arguments."""
     return [ctx.job_id, sorted(more)]
 
 
 @app.task(retry=Retry(retry_on=(OSError,), give_up_on=ConnectionError))
 def raising(what: str) -> Any:
-    """Raise, or return something that cannot be kept."""
+    """Raise, or return something that cannot be serialised."""
     if what in RETURNED:
         return RETURNED[what]
     raise RAISED[what]
@@ -42,32 +42,32 @@ def raising(what: str) -> Any:
 
 @app.task(name="raising_async")
 async def raising_async(what: str) -> Any:
-    """Raise on a loop."""
+    """Raise in a coroutine."""
     await asyncio.sleep(0)
     return raising(what)
 
 
 @app.task
 def keeping(ctx: Context) -> None:
-    """Ask the supervisor, which says that the attempt is over."""
+    """Ask the supervisor, which answers that the attempt is over."""
     ctx.once("step", lambda: 1)
 
 
 @app.task(name="keeping_async")
 async def keeping_async(ctx: Context) -> None:
-    """Ask it from a loop."""
+    """Ask the supervisor from a coroutine."""
     await ctx.enqueue("note")
 
 
 class Wordless(Exception):
-    """An exception that cannot even say what it is."""
+    """An exception whose `__str__` raises."""
 
     def __str__(self) -> str:
         raise RuntimeError
 
 
 class Noteless(Exception):
-    """An exception whose notes cannot be read, as the traceback module does."""
+    """An exception whose `__notes__` raise, which breaks the traceback module."""
 
     @property
     def __notes__(self) -> list[str]:  # type: ignore[override]
@@ -75,38 +75,38 @@ class Noteless(Exception):
 
 
 class Leaving(Exception):
-    """An exception that tries to end the process when it is shown."""
+    """An exception that tries to exit the process when it is formatted."""
 
     def __str__(self) -> str:
         raise SystemExit(3)
 
 
 class Shy(Cancel):
-    """A cancel without words."""
+    """A Cancel whose `__str__` raises."""
 
     def __str__(self) -> str:
         raise RuntimeError
 
 
 class Vague(type):
-    """What a class is of which nobody can say whether something belongs to it."""
+    """A metaclass whose `isinstance` check raises."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         raise KeyboardInterrupt
 
 
-class Nobody(Exception, metaclass=Vague):
-    """An exception that cannot be compared with others."""
+class Incomparable(Exception, metaclass=Vague):
+    """An exception class that cannot be compared with others."""
 
 
-@app.task(retry=Retry(retry_on=(Nobody,)))
+@app.task(retry=Retry(retry_on=(Incomparable,)))
 def undecided() -> None:
-    """Raise something of which the policy cannot say whether it is worth another try."""
+    """Raise an exception that the retry policy cannot classify."""
     raise ValueError("x")
 
 
 class JobFactory:
-    """Makes no jobs."""
+    """Creates no jobs."""
 
     def jobs_of(self, task: Any, args: Any, options: Any) -> list[Any]:
         return []
@@ -158,7 +158,7 @@ def _run(task: str, args: str, *, was_asked: bool = False, is_lost: bool = False
         ("add", '{"one":1,"three":3}', "arguments"),
     ],
 )
-def test_what_cannot_be_run_says_why(task: str, args: str, cause: str) -> None:
+def test_unrunnable_job_says_why(task: str, args: str, cause: str) -> None:
     ended = _run(task, args)
     assert isinstance(ended, Unrunnable)
     assert ended.cause == cause
@@ -171,7 +171,7 @@ def test_arguments_and_context_arrive() -> None:
 
 
 @pytest.mark.parametrize("task", ["raising", "raising_async"])
-def test_what_exceptions_mean(task: str) -> None:
+def test_exceptions_become_outcomes(task: str) -> None:
     def run(what: str, *, was_asked: bool = False) -> Ended:
         return _run(task, json.dumps({"what": what}), was_asked=was_asked)
 
@@ -181,7 +181,7 @@ def test_what_exceptions_mean(task: str) -> None:
     assert run("shy") == CancelRaised("job_1", 1, "(it cannot be shown: RuntimeError)")
     for what in ("stopped", "cancelled", "lost"):
         assert run(what, was_asked=True) == Stopped("job_1", 1)
-        assert isinstance(run(what), Failed), "nobody asked it to stop: again and again would be for ever"
+        assert isinstance(run(what), Failed), "it was not asked to stop: retrying would never end"
     retry = run("retry")
     assert isinstance(retry, Failed)
     assert (retry.retryable, retry.retry_in) == (True, 600_000_000)
@@ -193,23 +193,23 @@ def test_what_exceptions_mean(task: str) -> None:
     for what in ("object", "long"):
         failed = run(what)
         assert isinstance(failed, Failed)
-        assert not failed.retryable, "doing all the work again would not make it better"
+        assert not failed.retryable, "repeating all the work would not help"
 
 
 @pytest.mark.parametrize("task", ["keeping", "keeping_async"])
-def test_who_was_told_that_its_attempt_is_over_has_stopped(task: str) -> None:
+def test_task_with_a_lost_lease_is_stopped(task: str) -> None:
     assert _run(task, "{}", is_lost=True) == Stopped("job_1", 1)
 
 
 @pytest.mark.parametrize("task", ["raising", "raising_async"])
 @pytest.mark.parametrize("what", ["exit", "interrupt", "generator", "wordless", "noteless", "leaving", "half"])
-def test_no_exception_gets_away(task: str, what: str) -> None:
+def test_no_exception_escapes(task: str, what: str) -> None:
     ended = _run(task, json.dumps({"what": what}))
     assert isinstance(ended, Failed)
     assert json.loads(ended.error)["type"].rpartition(".")[2] == type(RAISED[what]).__name__
 
 
-def test_what_cannot_be_shown_says_so() -> None:
+def test_unprintable_exceptions_are_reported_as_such() -> None:
     for what, field in (("wordless", "message"), ("noteless", "traceback"), ("leaving", "message")):
         ended = _run("raising", json.dumps({"what": what}))
         assert isinstance(ended, Failed)
@@ -237,7 +237,7 @@ def test_errors_are_bounded_and_keep_both_ends() -> None:
 
 
 @pytest.mark.parametrize("name", ["raising", "raising_async"])
-def test_a_traceback_begins_with_the_task(name: str) -> None:
+def test_traceback_begins_with_the_task(name: str) -> None:
     ended = _run(name, '{"what":"os"}')
     assert isinstance(ended, Failed)
     lines = json.loads(ended.error)["traceback"].splitlines()
@@ -245,7 +245,7 @@ def test_a_traceback_begins_with_the_task(name: str) -> None:
     assert lines[1].endswith(f"in {name}")
 
 
-def test_errors_of_ours_have_their_public_names() -> None:
+def test_headway_errors_have_their_public_names() -> None:
     for error, name in ((LeaseLost("gone"), "headway.LeaseLost"), (ValueError("no"), "ValueError")):
         assert json.loads(error_json(error))["type"] == name
         assert "." not in name or hasattr(headway, name.partition(".")[2])

@@ -1,4 +1,4 @@
-"""What tasks print, log and warn is in the log of the right job, and nowhere twice."""
+"""What tasks print, log and warn goes to the log of the right job, once."""
 
 import re
 from collections.abc import Iterable
@@ -7,6 +7,7 @@ import pytest
 
 from headway.core.job_logs import LOG_BYTES_MAX, LOG_LINE_LENGTH_MAX, log_stream, read_stream
 from headway.worker.child import ProcessChild
+from headway.worker.child_base import ChildSetup
 from headway.worker.ipc import Done, Failed, FrameReader, Hello, Reports, Run, SharedCounters, ToSupervisor, pair
 from headway.worker.process import child_command
 from tests.unit.worker.test_child import Line
@@ -14,7 +15,7 @@ from tests.unit.worker.test_ipc import claimed
 
 
 class Captured:
-    """Jobs that a child has run, and what they said."""
+    """Jobs that a child has run, and their output."""
 
     def __init__(self) -> None:
         self.lines: dict[str, list[tuple[str, str]]] = {}
@@ -26,7 +27,7 @@ class Captured:
 
 
 async def run(kind: str, jobs: Iterable[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> Captured:
-    """Run jobs in one child, each a task and its arguments; return what came of them."""
+    """Run jobs in one child, each a task and its arguments; return their output."""
     monkeypatch.setattr("tests.unit.worker.test_child.child_command", lambda _: child_command(APP))
     claims = [claimed(task=task, args=args, job_id=f"job_{n}") for n, (task, args) in enumerate(jobs, 1)]
     line, captured = Line(len(claims), kind), Captured()
@@ -54,7 +55,7 @@ async def run(kind: str, jobs: Iterable[tuple[str, str]], monkeypatch: pytest.Mo
 APP = "tests.unit.worker.capture_tasks:app"
 
 
-async def test_whatever_a_task_says_is_in_its_log(
+async def test_all_output_of_a_task_is_in_its_log(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     captured = await run("process", [("everything", "{}"), ("everything", "{}")], monkeypatch)
@@ -78,12 +79,12 @@ async def test_whatever_a_task_says_is_in_its_log(
     assert sorted(lines[-4:]) == sorted(
         [("stdout", "bytes ü"), ("stdout", "from a thread"), ("stdout", "without an end"), ("stderr", "20%")]
     )
-    assert captured.lines["job_2"] == lines, "also a warning that another job was given"
+    assert captured.lines["job_2"] == lines, "including a warning that another job caused"
     out, err = capfd.readouterr()
     assert (out, err) == ("while it is imported\nthrough a wrapper\n", "")
 
 
-async def test_handlers_of_the_app_say_nothing_twice_and_native_code_is_let_pass(
+async def test_handlers_of_the_app_log_nothing_twice_and_native_output_passes(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     captured = await run("process", [("configured", "{}"), ("with_context", "{}"), ("copied", "{}")], monkeypatch)
@@ -117,19 +118,19 @@ async def test_jobs_in_threads_have_their_own_lines(monkeypatch: pytest.MonkeyPa
     assert (captured.words("job_1"), captured.words("job_2")) == (["a in its thread"], ["b in its thread"])
 
 
-async def test_what_comes_after_the_end_of_an_attempt_is_not_its(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_output_after_the_end_of_an_attempt_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     captured = await run("loop", [("late", "{}"), ("afterwards", "{}")], monkeypatch)
     assert captured.lines == {"job_2": [("stdout", "in time")]}
 
 
-async def test_a_flood_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_flood_of_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     captured = await run("process", [("flood", '{"lines": 3000}')], monkeypatch)
     said = captured.words()
     assert 0.9 * LOG_BYTES_MAX < sum(map(len, said)) < 1.1 * LOG_BYTES_MAX
     assert max(map(len, said)) <= LOG_LINE_LENGTH_MAX
 
 
-async def test_what_was_said_before_a_crash_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_output_before_a_crash_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.unit.worker.test_child.child_command", lambda _: child_command(APP))
     line = Line(1, "process")
     try:
@@ -143,10 +144,10 @@ async def test_what_was_said_before_a_crash_is_not_lost(monkeypatch: pytest.Monk
     assert [text for report in reports for _, _, text in report.lines] == ["one", "two", "three"]
 
 
-def test_what_is_said_while_lines_are_sent_waits_for_nobody() -> None:
-    """A finaliser may print in the very thread that sends."""
+def test_output_while_lines_are_sent_does_not_deadlock() -> None:
+    """A finaliser may print in the sending thread."""
     ours, theirs = pair()
-    child = ProcessChild(theirs, SharedCounters(), {}, None, 1)
+    child = ProcessChild(ChildSetup(theirs, SharedCounters(), {}, None, 1))
     context = child.context_of(claimed())()
     for busy in (child._telling, child._sending):
         with busy:
@@ -176,5 +177,5 @@ def test_what_is_said_while_lines_are_sent_waits_for_nobody() -> None:
         ("", ("", "info", None)),
     ],
 )
-def test_a_stream_says_level_and_logger(stored: str, expected: tuple[str, str, str | None]) -> None:
+def test_streams_have_level_and_logger(stored: str, expected: tuple[str, str, str | None]) -> None:
     assert read_stream(stored) == expected

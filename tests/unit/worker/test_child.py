@@ -1,4 +1,4 @@
-"""A child, spoken with as its supervisor does: it is never deaf, and no job in it is forgotten, whatever tasks do."""
+"""A child process, driven as its supervisor does: it always listens and loses no job, whatever tasks do."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from headway.core.process_tree import began_at
 from headway.core.settings import Settings
 from headway.wiring.children import child_pool_plan
 from headway.worker.child import KINDS, LoopChild, ProcessChild
-from headway.worker.child_base import ChildBase
+from headway.worker.child_base import ChildBase, ChildSetup
 from headway.worker.ipc import (
     Done,
     Failed,
@@ -40,7 +40,7 @@ from tests.unit.worker.test_ipc import claimed
 
 
 class Line:
-    """A child, and what it has said."""
+    """A child and the messages it has sent."""
 
     def __init__(self, width: int, kind: str, **environ: str) -> None:
         command = child_command("tests.unit.worker.child_tasks:app")
@@ -49,7 +49,7 @@ class Line:
         self.heard: list[ToSupervisor] = []
 
     async def hear(self, is_it: Callable[[ToSupervisor], bool]) -> ToSupervisor:
-        """Return the first message that is the one."""
+        """Return the first message that satisfies the condition."""
 
         def look() -> list[ToSupervisor]:
             self.heard += self.process.read() or []
@@ -60,14 +60,14 @@ class Line:
         return found
 
     async def ending(self) -> str:
-        """Wait until the child is gone; return how it ended."""
+        """Wait until the child has ended; return how."""
         await async_wait_until(lambda: self.process.has_ended, "the child to end", every_s=0.005)
         return self.process.ending
 
 
 @asynccontextmanager
 async def started(width: int, kind: str, **environ: str) -> AsyncIterator[Line]:
-    """Start a child and end it."""
+    """Start a child; end it afterwards."""
     line = Line(width, kind, **environ)
     try:
         await line.hear(lambda message: isinstance(message, Hello))
@@ -80,19 +80,19 @@ async def started(width: int, kind: str, **environ: str) -> AsyncIterator[Line]:
 
 @pytest.fixture
 def kind() -> str:
-    """Of which kind the child is."""
+    """Return the kind of the child."""
     return "loop"
 
 
 @pytest.fixture
 async def line(kind: str) -> AsyncIterator[Line]:
-    """A child that runs one job at a time."""
+    """Start a child that runs one job at a time."""
     async with started(1, kind) as line:
         yield line
 
 
-async def test_tasks_and_what_they_start_do_not_see_the_variables_of_headway() -> None:
-    """The app does, while it is imported; also a `Headway()` that a task makes is that of the same store."""
+async def test_tasks_and_subprocesses_do_not_see_headway_variables() -> None:
+    """The app sees them on import, and a `Headway()` that a task creates uses the same store."""
     own = {"HEADWAY_STORE": "sqlite:///own.db", "HEADWAY_TOKEN": "t" * 40, "HEADWAY_QUEUES": "a,b", "OTHER": "1"}
     async with started(1, "process", **own) as line:
         line.process.send(Run(1, [claimed(task="environment")]))
@@ -105,7 +105,7 @@ async def test_tasks_and_what_they_start_do_not_see_the_variables_of_headway() -
         assert [name for name in seen[where] if name.startswith(("HEADWAY_", "OTHER"))] == ["HEADWAY_CHILD", "OTHER"]
 
 
-async def test_variables_that_are_allowed_by_name_are_seen() -> None:
+async def test_variables_allowed_by_name_are_visible() -> None:
     plan = child_pool_plan(Settings(task_env=("HEADWAY_STORE",)))
     async with started(1, "process", HEADWAY_STORE="sqlite:///own.db", HEADWAY_QUEUES="a", **plan.environ) as line:
         line.process.send(Run(1, [claimed(task="environment")]))
@@ -115,7 +115,7 @@ async def test_variables_that_are_allowed_by_name_are_seen() -> None:
     assert names == ["HEADWAY_CHILD", "HEADWAY_STORE"]
 
 
-async def test_a_task_that_keeps_the_loop_busy_can_be_stopped(line: Line) -> None:
+async def test_task_that_blocks_the_loop_can_be_stopped(line: Line) -> None:
     line.process.send(Run(1, [claimed(task="hold")]))
     await line.hear(lambda message: isinstance(message, Reports))  # From now on the loop does not read.
     line.process.send(Stop("job_1", 1))
@@ -123,7 +123,7 @@ async def test_a_task_that_keeps_the_loop_busy_can_be_stopped(line: Line) -> Non
 
 
 @pytest.mark.parametrize("kind", ["loop", "thread", "process"])
-async def test_what_is_withdrawn_does_not_begin_and_the_next_job_does(line: Line, kind: str, tmp_path: Path) -> None:
+async def test_withdrawn_job_does_not_begin_and_the_next_one_does(line: Line, kind: str, tmp_path: Path) -> None:
     sign = tmp_path / "sign"
     hold, short = ("hold", "short") if kind == "loop" else ("rest", "short_sync")
     line.process.send(Run(1, [claimed(task=hold, args="{}" if kind == "loop" else _until(sign)), claimed(task=short)]))
@@ -138,8 +138,8 @@ async def test_what_is_withdrawn_does_not_begin_and_the_next_job_does(line: Line
     assert line.process.counters.begun == 3
 
 
-async def test_questions_are_answered_at_once_also_on_a_loop_that_stands_still() -> None:
-    """Looks are so rare here that we would run out of time if each answer waited for one."""
+async def test_requests_are_answered_at_once_even_on_a_blocked_loop() -> None:
+    """Polling is so rare here that the test would time out if each response waited for it."""
     steps, look_every_s = 20, DEADLINE_S / 10
     async with asyncio.timeout(DEADLINE_S), started(1, "loop", CHILD_LOOK_EVERY_S=str(look_every_s)) as line:
         line.process.send(Run(1, [claimed(task="keep", args=f'{{"steps": {steps}}}')]))
@@ -151,17 +151,17 @@ async def test_questions_are_answered_at_once_also_on_a_loop_that_stands_still()
         assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_1", 1, str(steps))
 
 
-async def test_a_job_that_is_stopped_before_its_first_step_makes_room(line: Line) -> None:
+async def test_job_stopped_before_its_first_step_frees_its_slot(line: Line) -> None:
     line.process.send(Run(1, [claimed(task="short")]))
     line.process.send(Stop("job_1", 1))
     line.process.send(Run(2, [claimed(task="short", job_id="job_2")]))
     ended = await line.hear(lambda message: isinstance(message, Done | Stopped))
-    assert ended in (Stopped("job_1", 1), Done("job_1", 1, '"done"'))  # As the packets fall.
+    assert ended in (Stopped("job_1", 1), Done("job_1", 1, '"done"'))  # Depends on how the packets arrive.
     assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_2", 1, '"done"')
 
 
-async def test_messages_are_heard_in_their_order_whoever_reads_them(line: Line) -> None:
-    """Some of these come while the loop is held, some while it is free."""
+async def test_messages_are_handled_in_order_on_any_thread(line: Line) -> None:
+    """Some of these arrive while the loop is blocked, some while it is free."""
     for number in range(50):
         name = "hold" if number % 10 == 0 else "short"
         line.process.send(Run(number + 1, [claimed(task=name, job_id=f"job_{number}")]))
@@ -174,13 +174,13 @@ async def test_messages_are_heard_in_their_order_whoever_reads_them(line: Line) 
     assert short == [f"job_{number}" for number in range(50) if number % 10]
 
 
-async def test_a_child_ends_when_it_is_told_to(line: Line) -> None:
+async def test_child_ends_on_request(line: Line) -> None:
     line.process.send(Finish())
     assert await line.ending() == "ended with exit code 0"
 
 
 @pytest.mark.parametrize("task", [None, "hold"])
-async def test_a_child_that_is_left_alone_ends_whatever_it_does(line: Line, task: str | None) -> None:
+async def test_orphaned_child_ends(line: Line, task: str | None) -> None:
     if task is not None:
         line.process.send(Run(1, [claimed(task=task)]))
         await line.hear(lambda message: isinstance(message, Reports))
@@ -189,15 +189,15 @@ async def test_a_child_that_is_left_alone_ends_whatever_it_does(line: Line, task
 
 
 @pytest.mark.parametrize("kind", ["process"])
-async def test_an_answer_that_nobody_waits_for_is_dropped(line: Line, tmp_path: Path) -> None:
-    """The task and its loop are gone when it comes, and the next job must not suffer for it."""
+async def test_response_without_a_waiter_is_dropped(line: Line, tmp_path: Path) -> None:
+    """The task and its loop are gone when it arrives, and the next job must not be affected."""
     sign = tmp_path / "sign"
     line.process.send(Run(1, [claimed(task="leave"), claimed(task="rest", args=_until(sign), job_id="job_2")]))
     ask = await line.hear(lambda message: isinstance(message, StoreRequest))
     assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_1", 1, '"left"')
     assert isinstance(ask, StoreRequest)
     line.process.send(StoreResponse(ask.number))
-    line.process.send(Run(3, [claimed(task="short_sync", job_id="job_3")]))  # Heard after the answer.
+    line.process.send(Run(3, [claimed(task="short_sync", job_id="job_3")]))  # Received after the response.
     sign.touch()
     assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_2", 1, None)
     assert await line.hear(lambda message: isinstance(message, Done)) == Done("job_3", 1, '"done"')
@@ -208,7 +208,7 @@ def _until(sign: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", ["thread"])
-async def test_a_job_that_comes_again_is_run_as_what_it_is_now(line: Line, tmp_path: Path) -> None:
+async def test_withdrawn_job_that_is_sent_again_runs_as_its_new_attempt(line: Line, tmp_path: Path) -> None:
     sign = tmp_path / "sign"
     line.process.send(Run(1, [claimed(task="rest", args=_until(sign)), claimed(task="short_sync", job_id="job_2")]))
     await async_wait_until(lambda: line.process.counters.begun == 1, "the first job to begin", every_s=0.005)
@@ -220,7 +220,7 @@ async def test_a_job_that_comes_again_is_run_as_what_it_is_now(line: Line, tmp_p
 
 
 @pytest.mark.parametrize("kind", ["process", "thread", "loop"])
-async def test_whatever_a_task_raises_its_job_ends_and_the_next_one_runs(line: Line, kind: str) -> None:
+async def test_job_ends_and_the_next_one_runs_after_any_exception(line: Line, kind: str) -> None:
     suffix = "" if kind == "loop" else "_sync"
     names = {"exit": "SystemExit", "interrupt": "KeyboardInterrupt", "generator": "GeneratorExit", "": "Noteless"}
     for number, (what, name) in enumerate(names.items(), 1):
@@ -233,14 +233,14 @@ async def test_whatever_a_task_raises_its_job_ends_and_the_next_one_runs(line: L
 
 
 @pytest.mark.parametrize("kind", ["process"])
-async def test_what_a_task_beside_it_raises_is_a_failure_where_a_job_has_its_own_loop(line: Line) -> None:
+async def test_exception_of_a_background_task_fails_a_job_with_its_own_loop(line: Line) -> None:
     line.process.send(Run(1, [claimed(task="fail_beside", args='{"busy_s":0}')]))
     failed = await line.hear(lambda message: isinstance(message, Failed))
     assert isinstance(failed, Failed)
     assert json.loads(failed.error)["type"] == "SystemExit"
 
 
-async def test_a_loop_that_is_ended_ends_the_child_also_while_a_thread_is_at_work(line: Line) -> None:
+async def test_stopped_loop_ends_the_child_despite_a_running_thread(line: Line) -> None:
     line.process.send(Run(1, [claimed(task="fail_beside", args='{"busy_s":600}')]))
     assert await line.ending() == "was killed by SIGKILL"
 
@@ -248,20 +248,20 @@ async def test_a_loop_that_is_ended_ends_the_child_also_while_a_thread_is_at_wor
 @pytest.mark.parametrize(
     ("kind", "task"), [("process", "spoil_sync"), ("thread", "spoil_sync"), ("loop", "spoil"), ("loop", "clog")]
 )
-async def test_a_child_that_cannot_tell_how_a_job_ended_ends(line: Line, task: str) -> None:
+async def test_child_that_cannot_report_an_outcome_ends(line: Line, task: str) -> None:
     line.process.send(Run(1, [claimed(task=task)]))
     assert await line.ending() == "was killed by SIGKILL"
 
 
 @pytest.fixture
 def child(kind: str) -> Iterator[ChildBase]:
-    """A child in this process, which has not begun to work."""
+    """Create a child in this process that has not started its work."""
     ours, theirs = pair()
     counters = SharedCounters()
-    child = KINDS[kind](theirs, counters, {}, None, 1)
+    child = KINDS[kind](ChildSetup(theirs, counters, {}, None, 1))
     yield child
     if isinstance(child, LoopChild):
-        child._loop.run_until_complete(asyncio.sleep(0))  # What was cancelled hears it.
+        child._loop.run_until_complete(asyncio.sleep(0))  # Let cancelled tasks handle it.
         child._loop.close()
     counters.close()
     ours.close()
@@ -269,7 +269,7 @@ def child(kind: str) -> Iterator[ChildBase]:
 
 
 def _remembers(child: ChildBase) -> set[str]:
-    """Return the jobs of which a child remembers anything."""
+    """Return the jobs of which a child keeps any state."""
     return {job_id for job_id, _ in (*child._deadlines, *child._kept)} | set(child._asked_to_stop)
 
 
@@ -281,24 +281,22 @@ def _hear_of(child: ChildBase, *jobs: tuple[str, int], first: int = 1) -> None:
 
 
 @pytest.mark.parametrize("kind", ["process", "thread", "loop"])
-def test_what_was_withdrawn_is_forgotten(child: ChildBase, kind: str) -> None:
+def test_withdrawn_jobs_are_forgotten(child: ChildBase, kind: str) -> None:
     _hear_of(child, ("job_1", 1), ("job_2", 1), ("job_3", 1))
     child._counters.withdrawn = 3
     assert child.skip()
-    assert _remembers(child) == ({"job_1"} if kind == "loop" else set()), "on a loop the first begins at once"
+    assert _remembers(child) == ({"job_1"} if kind == "loop" else set()), "on a loop the first job begins at once"
 
 
 @pytest.mark.parametrize("kind", ["loop"])
-def test_what_was_stopped_before_its_first_step_is_forgotten(child: ChildBase) -> None:
+def test_job_stopped_before_its_first_step_is_forgotten(child: ChildBase) -> None:
     _hear_of(child, ("job_1", 1))
     child._hear(Stop("job_1", 1))
     assert _remembers(child) == set()
 
 
 @pytest.mark.parametrize("kind", ["process"])
-def test_what_is_withdrawn_is_forgotten_and_its_next_attempt_is_not(
-    child: ChildBase, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_next_attempt_of_a_withdrawn_job_is_kept(child: ChildBase, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(child, ProcessChild)
     kept: list[object] = []
 
@@ -311,13 +309,13 @@ def test_what_is_withdrawn_is_forgotten_and_its_next_attempt_is_not(
     child._counters.withdrawn = 2
     _hear_of(child, ("job_2", 2), first=3)
     child._hear(Finish())
-    child._work()
+    child.run()
     assert kept == [{("job_2", 2): {"step": "1"}}]
     assert _remembers(child) == set()
 
 
 async def _pids(line: Line, job_id: str) -> list[int]:
-    """Return what a job says that it has started."""
+    """Return the process ids that a job reports."""
     said = await line.hear(lambda message: isinstance(message, Reports) and message.reports[0].job_id == job_id)
     assert isinstance(said, Reports)
     pids: list[int] = json.loads(said.reports[0].metadata or "")["pids"]
@@ -337,7 +335,7 @@ STARTS = [
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(("kind", "task", "how"), STARTS)
-async def test_what_a_job_has_started_ends_with_it_and_not_with_another(kind: str, task: str, how: str) -> None:
+async def test_subprocesses_end_with_their_own_job(kind: str, task: str, how: str) -> None:
     async with started(2, kind) as line:
         neighbour = claimed(task=task, job_id="job_2", args='{"how": "plain"}')
         line.process.send(Run(1, [claimed(task=task, args=f'{{"how": "{how}"}}')]))
@@ -345,9 +343,9 @@ async def test_what_a_job_has_started_ends_with_it_and_not_with_another(kind: st
         line.process.send(Run(2, [neighbour]))
         theirs = await _pids(line, "job_2")
         line.process.send(Stop("job_1", 1))
-        line.process.send(Stop("job_1", 1))  # Whoever is asked twice stops once.
+        line.process.send(Stop("job_1", 1))  # A second request does not stop it twice.
         assert await line.hear(lambda message: isinstance(message, Stopped)) == Stopped("job_1", 1)
-        assert [began_at(pid) for pid in ours] == [None] * len(ours), "it has not stopped: they go on"
+        assert [began_at(pid) for pid in ours] == [None] * len(ours), "it has not stopped: its subprocesses continue"
         assert [began_at(pid) for pid in theirs] != [None]
         line.process.send(Stop("job_2", 1))
         assert await line.hear(lambda message: isinstance(message, Stopped)) == Stopped("job_2", 1)
@@ -356,9 +354,7 @@ async def test_what_a_job_has_started_ends_with_it_and_not_with_another(kind: st
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(("kind", "task", "how"), [STARTS[1], STARTS[4]])
-async def test_what_a_job_leaves_behind_stays_only_if_it_has_completed(
-    line: Line, kind: str, task: str, how: str
-) -> None:
+async def test_leftover_subprocesses_survive_only_a_completed_job(line: Line, kind: str, task: str, how: str) -> None:
     for number, then in ((1, "fail"), (2, "return")):
         args = f'{{"how": "{how}", "then": "{then}"}}'
         line.process.send(Run(number, [claimed(task=task, job_id=f"job_{number}", args=args)]))

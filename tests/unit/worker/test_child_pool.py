@@ -1,4 +1,4 @@
-"""How the child pool spreads, prefetches, suspects and cuts; and that what a dead supervisor leaves is ended."""
+"""The child pool: distribution, prefetching, suspects, frame sizes, and cleanup after a dead supervisor."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ from tests.unit.worker.test_ipc import claimed
 
 
 def _child(width: int = 1, **options: object) -> ChildRecord:
-    """A child of which only the books are looked at."""
+    """Create a child of which only the bookkeeping is used."""
     given = {"kind": "process", "process": None, "born": 0.0, "is_ready": True, **options}
     return ChildRecord(width=width, handover=Handover(Memory(), width), **given)  # type: ignore[arg-type]
 
@@ -41,11 +41,11 @@ def _learned(pool: KindPool, task: str, took_s: float, jobs: int = 50) -> None:
         pool.prefetch.learn(task, took_s, 1)
 
 
-def test_only_short_tasks_are_given_ahead() -> None:
+def test_only_short_tasks_are_prefetched() -> None:
     pool = KindPool("process", 2, 1)
     child = _child()
     pool.prefetch.mixed({"short"})
-    assert pool.capacity_of(child) == 1, "nothing is known yet"
+    assert pool.capacity_of(child) == 1, "no durations are known yet"
     _learned(pool, "short", 0.001)
     assert 40 <= pool.capacity_of(child) <= 51
     _learned(pool, "short", 1e-9, 500)
@@ -61,7 +61,7 @@ def test_only_short_tasks_are_given_ahead() -> None:
     assert pool.capacity_of(_child(stalled_since=0.0)) == 0
 
 
-def test_jobs_of_a_slow_task_get_no_place_behind_others() -> None:
+def test_jobs_of_a_slow_task_are_not_prefetched() -> None:
     pool = KindPool("process", 2, 1)
     pool.children += [_child(), _child()]
     _learned(pool, "short", 0.001)
@@ -73,13 +73,13 @@ def test_jobs_of_a_slow_task_get_no_place_behind_others() -> None:
     assert len(over) == 78
     for child, part in parts:
         child.handover.give(part, 0.0)
-    assert pool.room() == 0, "nobody is given more of them"
+    assert pool.room() == 0, "no child gets more of them"
     parts, over = pool.spread([claimed(job_id=f"short_{number}", task="short") for number in range(20)])
     assert sum(len(part) for _, part in parts) == 20
     assert not over
 
 
-def test_a_child_is_given_no_more_jobs_than_it_may_run() -> None:
+def test_child_gets_no_more_jobs_than_it_may_run() -> None:
     pool = KindPool("process", 1, 1, max_jobs=3)
     child = _child()
     pool.children.append(child)
@@ -94,7 +94,7 @@ def test_a_child_is_given_no_more_jobs_than_it_may_run() -> None:
     assert pool.room() == 0
 
 
-def test_room_counts_what_is_given_and_suspected() -> None:
+def test_room_accounts_for_assigned_jobs_and_suspects() -> None:
     pool = KindPool("loop", 1, 10)
     child = _child(10, kind="loop")
     pool.children.append(child)
@@ -118,11 +118,11 @@ def test_room_counts_what_is_given_and_suspected() -> None:
         ("raised, failure 1 of 3, retrying", 0),
     ],
 )
-def test_suspects_have_ever_less_company(reason: str, company: int) -> None:
+def test_suspects_run_in_shrinking_groups(reason: str, company: int) -> None:
     assert suspect_group_size(claimed(reason=reason)) == company
 
 
-def test_the_one_is_found_within_a_few_crashes() -> None:
+def test_culprit_is_found_within_a_few_crashes() -> None:
     running, rounds = 100_000, 0
     while running > 1:
         running = suspect_group_size(claimed(reason=f"handed back: its process died while {running} jobs ran in it"))
@@ -130,7 +130,7 @@ def test_the_one_is_found_within_a_few_crashes() -> None:
     assert rounds <= 9
 
 
-def test_frames_are_cut_where_arguments_or_steps_are_large() -> None:
+def test_frames_are_split_at_large_arguments_or_steps() -> None:
     jobs = [claimed(job_id=f"job_{number}", args="x" * (RUN_BYTES_MAX // 3)) for number in range(10)]
     parts = list(in_frames(jobs, {}))
     assert [job for part in parts for job in part] == jobs
@@ -143,7 +143,7 @@ def test_frames_are_cut_where_arguments_or_steps_are_large() -> None:
 
 
 class Books:
-    """A supervisor, a sweeper and the line to a child: all only write down what they are told."""
+    """A supervisor, a sweeper and a connection to a child that only record their calls."""
 
     pid, mark, has_ended, ending = 1, "MARK=1", False, "was killed by SIGKILL"
 
@@ -172,7 +172,7 @@ class Books:
         return self
 
     def watch(self, *_: object) -> None:
-        """Nobody calls."""
+        """Do nothing."""
 
     def sweep(self, _: object, then: Callable[[], None], *, with_head: bool) -> None:
         self.kills += with_head
@@ -186,16 +186,16 @@ class Books:
         self.sent.append(message)
 
     def signal(self, number: signal.Signals) -> None:
-        """It hears no signals."""
+        """Ignore signals."""
 
     def last_words(self) -> list[list[ipc.ToSupervisor]]:
         return []
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""
 
     def ended(self, claimed: Claimed, outcome: AttemptOutcome) -> None:
-        assert claimed.job_id not in self.ends, "told twice"
+        assert claimed.job_id not in self.ends, "reported twice"
         self.ends[claimed.job_id] = outcome
 
     def reported(self, reports: Sequence[Report]) -> None:
@@ -205,7 +205,7 @@ class Books:
         return "answered"
 
     def has_room(self) -> None:
-        """Nobody wants to know."""
+        """Do nothing."""
 
     def hear(self, *messages: ipc.ToSupervisor) -> None:
         self.child_pool.hear(self.pool, self.child, messages)
@@ -219,7 +219,7 @@ class Books:
         self.child_pool.on_exit(self.pool, self.child)
 
 
-def test_a_job_that_has_not_begun_is_cancelled_at_once_and_its_neighbours_go_back() -> None:
+def test_cancelled_job_that_has_not_begun_ends_at_once_and_jobs_behind_it_are_released() -> None:
     books = Books(jobs=3)
     books.counters.begun = 1
     books.child_pool.stop("job_2", 1, Cancelled("enough"))
@@ -231,29 +231,29 @@ def test_a_job_that_has_not_begun_is_cancelled_at_once_and_its_neighbours_go_bac
     assert books.ends["job_1"] == Cancelled("too")
 
 
-def test_a_job_that_began_while_it_was_withdrawn_is_the_childs() -> None:
+def test_job_that_began_during_its_withdrawal_stays_with_the_child() -> None:
     books = Books(jobs=2)
     books.counters.begun = 2
     books.child_pool.stop("job_2", 1, Cancelled("enough"))
     assert books.ends == {}
-    books.hear(ipc.Skipped(2, 2))  # It saw that it may not.
+    books.hear(ipc.Skipped(2, 2))  # The child saw that it may not begin.
     assert books.ends == {"job_2": Cancelled("enough")}
 
 
-def test_what_waits_for_too_long_is_handed_back_and_a_child_that_stands_still_is_replaced() -> None:
+def test_jobs_that_wait_too_long_are_released_and_a_stalled_child_is_replaced() -> None:
     books = Books(jobs=3, kind="process")
     books.pass_time(WAIT_S_MAX * 0.9)
     assert books.ends == {}
     books.pass_time(WAIT_S_MAX * 0.2)
     assert books.ends == dict.fromkeys(("job_1", "job_2", "job_3"), WAITED)
-    assert books.child_pool.room("process") == 0, "it has not shown that it goes on"
+    assert books.child_pool.room("process") == 0, "it has not shown any progress"
     books.pass_time(STALLED_S_MAX + 0.1)
     assert books.kills == 1
     books.die()
     assert books.child not in books.pool.children
 
 
-def test_a_child_that_goes_on_gets_jobs_again() -> None:
+def test_child_that_continues_gets_jobs_again() -> None:
     books = Books(jobs=2, kind="process")
     books.pass_time(WAIT_S_MAX + 0.1)
     books.hear(ipc.Skipped(1, 2))
@@ -262,20 +262,20 @@ def test_a_child_that_goes_on_gets_jobs_again() -> None:
     assert books.kills == 0
 
 
-def test_jobs_behind_a_long_one_are_handed_back_and_it_goes_on() -> None:
+def test_jobs_behind_a_long_one_are_released_and_it_continues() -> None:
     books = Books(jobs=3, kind="process")
     books.counters.begun = 1
     books.pass_time(WAIT_S_MAX + 0.1)
     assert set(books.ends) == {"job_2", "job_3"}
     books.pass_time(STALLED_S_MAX - 1)
-    assert books.kills == 0, "a task may hold the interpreter for as long as it likes"
-    assert books.pool.prefetch.expected_s("work") > 0.4, "more of them are not given ahead"
+    assert books.kills == 0, "a task may hold the interpreter as long as it needs"
+    assert books.pool.prefetch.expected_s("work") > 0.4, "no more of them are prefetched"
     books.counters.ended = 1
     books.hear(ipc.Done("job_1", 1, None))
     assert books.ends["job_1"] == Succeeded(None)
 
 
-def test_a_loop_that_stands_still_may_end_what_it_has_begun_and_another_takes_its_place() -> None:
+def test_stalled_loop_may_finish_its_jobs_and_is_replaced() -> None:
     books = Books(jobs=3, kind="loop", width=10)
     books.counters.begun = 1
     books.pass_time(WAIT_S_MAX + 0.1)
@@ -286,7 +286,7 @@ def test_a_loop_that_stands_still_may_end_what_it_has_begun_and_another_takes_it
     assert len(books.pool.children) == 2
 
 
-def test_an_outcome_that_never_comes_is_not_waited_for() -> None:
+def test_lost_outcome_is_not_awaited() -> None:
     books = Books(jobs=1, kind="process")
     books.counters.begun = books.counters.ended = 1
     books.pass_time(0.1)
@@ -294,12 +294,12 @@ def test_an_outcome_that_never_comes_is_not_waited_for() -> None:
     books.pass_time(STALLED_S_MAX + 0.2)
     assert books.kills == 1
     books.die()
-    assert books.ends == {}, "what it has started ends first"
+    assert books.ends == {}, "its subprocesses end first"
     books.swept[-1]()
     assert books.ends == {"job_1": Released("handed back: its outcome was lost")}
 
 
-def test_time_outs_count_from_the_beginning() -> None:
+def test_timeouts_count_from_the_start_of_the_job() -> None:
     books = Books(jobs=1, kind="process")
     books.counters.begun = 1
     books.pass_time(0.1)
@@ -308,14 +308,14 @@ def test_time_outs_count_from_the_beginning() -> None:
     books.pass_time(0.2)
     assert books.sent[-1] == ipc.Stop("job_1", 1)
     books.hear(ipc.Stopped("job_1", 1))
-    assert books.ends == {}, "what it has started ends first"
+    assert books.ends == {}, "its subprocesses end first"
     assert books.child_pool.room("process") == 0
     books.swept[-1]()
     assert isinstance(books.ends["job_1"], TimedOut)
     assert books.child_pool.room("process") == 1
 
 
-def test_nothing_is_told_of_a_job_that_was_abandoned() -> None:
+def test_abandoned_job_reports_nothing() -> None:
     books = Books(jobs=3, kind="process")
     books.counters.begun = 1
     books.child_pool.abandon("job_2", 1)
@@ -327,7 +327,7 @@ def test_nothing_is_told_of_a_job_that_was_abandoned() -> None:
     assert set(books.ends) == {"job_3"}
 
 
-def test_a_dead_child_blames_the_job_that_ran() -> None:
+def test_crash_of_a_child_is_charged_to_the_running_job() -> None:
     books = Books(jobs=4, kind="process")
     books.counters.begun, books.counters.ended = 2, 1
     books.die()
@@ -337,7 +337,7 @@ def test_a_dead_child_blames_the_job_that_ran() -> None:
     assert set(books.ends) == {"job_1", "job_3", "job_4"}
 
 
-async def test_a_child_speaks_for_its_own_jobs_only() -> None:
+async def test_messages_about_jobs_of_other_children_are_ignored() -> None:
     books = Books(jobs=1)
     books.counters.begun = 1
     reports = [Report(job_id=job_id, attempt=attempt) for job_id, attempt in (("job_1", 1), ("job_1", 2), ("job_9", 1))]
@@ -353,7 +353,7 @@ async def test_a_child_speaks_for_its_own_jobs_only() -> None:
     ]
 
 
-def test_a_job_that_fits_into_no_frame_is_parked() -> None:
+def test_job_too_large_for_a_frame_is_parked() -> None:
     books = Books(jobs=0)
     jobs = [claimed(job_id="job_1"), claimed(job_id="job_2"), claimed(job_id="job_3")]
     kept = {"job_2": {f"step {number}": "x" * (1 << 20) for number in range(65)}}
@@ -374,7 +374,7 @@ def test_no_child_is_started_while_the_worker_drains() -> None:
     assert books.child_pool.count() == 0
 
 
-def test_a_child_that_asks_to_be_replaced_gives_back_what_waits() -> None:
+def test_child_that_requests_replacement_releases_waiting_jobs() -> None:
     books = Books(jobs=2, kind="process")
     books.counters.begun = 1
     books.hear(ipc.Done("job_1", 1, None), ipc.ReplacementRequest("a task ran out of memory"))
@@ -391,7 +391,7 @@ def test_deadlines_are_sent_with_their_jobs() -> None:
     assert all([*run.deadlines] == [job.job_id for job in run.jobs] for run in runs)
 
 
-def test_what_messages_mean() -> None:
+def test_messages_become_outcomes() -> None:
     assert outcome_of(ipc.Stopped("job_1", 1), None) == Released("the task stopped by itself")
     assert outcome_of(ipc.Stopped("job_1", 1), Cancelled("enough")) == Cancelled("enough")
     assert outcome_of(ipc.Failed("job_2", 1, "{}", False, 5), None) == Raised("{}", False, 5)
@@ -406,7 +406,7 @@ def test_what_messages_mean() -> None:
     assert how_it_ended(3) == "ended with exit code 3"
 
 
-def test_what_is_raised_while_a_task_is_stopped_does_not_replace_the_stop() -> None:
+def test_exception_during_a_stop_does_not_replace_the_stop() -> None:
     raised = ipc.Failed("job_1", 1, '{"type":"ValueError","message":"torn","traceback":"here"}', True, 5)
     assert failure_of(raised, None) == Raised(raised.error, True, 5)
     assert failure_of(raised, Cancelled("enough")) == Cancelled("enough")
@@ -420,12 +420,12 @@ def test_what_is_raised_while_a_task_is_stopped_does_not_replace_the_stop() -> N
         "traceback": "here",
     }
     assert failure_of(ipc.Failed("job_1", 1, "no JSON"), timed_out) == timed_out
-    # It was killed, not asked: what it said it had said before.
+    # It was killed, not asked: its messages are older.
     assert failure_of(raised, Released("handed back")) == Raised(raised.error, True, 5)
 
 
 @virtual
-async def test_nobody_waits_for_a_child_that_cannot_be_killed() -> None:
+async def test_child_that_cannot_be_killed_is_not_awaited() -> None:
     now = asyncio.get_running_loop().time
     books = Books(jobs=1)
     books.counters.begun = 1
@@ -434,24 +434,24 @@ async def test_nobody_waits_for_a_child_that_cannot_be_killed() -> None:
     await books.child_pool.close(0.5)
     assert now() - began <= 0.5 + GONE_S_MAX + 0.1
     assert books.kills
-    assert not books.ends, "its job still runs, and nobody may say otherwise: its lease runs out"
+    assert not books.ends, "its job may still run, so it has no outcome: its lease expires"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_everything_that_a_process_has_started_is_found() -> None:
+def test_all_subprocesses_are_found() -> None:
     mark = f"MARK=pool-{os.getpid()}-1"
     script = "sleep 611 & setsid sleep 611 & (setsid sleep 611 &) ; wait"
     parent = _start(script, mark)
     try:
-        wait_until(lambda: len(descendants_of(parent.pid, mark)) == 3, "all that it starts")
+        wait_until(lambda: len(descendants_of(parent.pid, mark)) == 3, "all its subprocesses")
         found = descendants_of(parent.pid, mark)
         assert os.getpid() not in found
         assert parent.pid not in found
-        assert descendants_of(parent.pid, f"{mark}0") != [], "by ancestry, at least"
+        assert descendants_of(parent.pid, f"{mark}0") != [], "at least by ancestry"
         kill_group(parent.pid)
         kill_each(found)
         parent.wait(DEADLINE_S)
-        while left := descendants_of(parent.pid, mark):  # Started between looking and killing.
+        while left := descendants_of(parent.pid, mark):  # Started between the scan and the kill.
             kill_each(left)
     finally:
         kill_group(parent.pid)
@@ -459,18 +459,18 @@ def test_everything_that_a_process_has_started_is_found() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_an_orphan_reaper_ends_what_a_killed_supervisor_leaves() -> None:
+def test_orphan_reaper_ends_subprocesses_of_a_killed_supervisor() -> None:
     mark = f"MARK=pool-{os.getpid()}-"
     orphan_reaper = start_orphan_reaper(mark)
     assert orphan_reaper is not None
     assert orphan_reaper.stdin is not None
     ours, other = _start("setsid sleep 611 & sleep 611", f"{mark}7"), _start("sleep 611", "MARK=another-1")
     try:
-        wait_until(lambda: len(descendants_of(ours.pid, f"{mark}7")) == 2, "all that it starts")
+        wait_until(lambda: len(descendants_of(ours.pid, f"{mark}7")) == 2, "all its subprocesses")
         orphan_reaper.stdin.close()  # As the kernel does when the supervisor dies.
         assert orphan_reaper.wait(DEADLINE_S) == 0
         assert ours.wait(DEADLINE_S) == -signal.SIGKILL
-        wait_until(lambda: descendants_of(ours.pid, f"{mark}7") == [], "the end of what it has started")
+        wait_until(lambda: descendants_of(ours.pid, f"{mark}7") == [], "the end of its subprocesses")
         assert other.poll() is None
     finally:
         for process in (ours, other):

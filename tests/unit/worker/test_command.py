@@ -1,4 +1,4 @@
-"""Commands: what they are given, what they say, how they end, and that nothing of them is left behind."""
+"""Command tasks: arguments, output, outcome, and cleanup of subprocesses."""
 
 import contextlib
 import json
@@ -22,6 +22,7 @@ from headway.testing import virtual
 from headway.worker import command as commands
 from headway.worker.command import TAIL_LINES, CommandFailed, CommandRefused, command
 from tests.support.contexts import Listener, new_context
+from tests.support.processes import is_alive
 from tests.support.waiting import DEADLINE_S, wait_until
 
 SHOW = [sys.executable, "-c", "import json, sys; print(json.dumps(sys.argv[1:]))"]
@@ -29,7 +30,7 @@ SHOW = [sys.executable, "-c", "import json, sys; print(json.dumps(sys.argv[1:]))
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have what a command has written read to its end, also where we are kept waiting meanwhile."""
+    """Give the reader of a command's output enough time on a slow machine."""
     monkeypatch.setattr(commands, "DRAIN_S", DEADLINE_S)
 
 
@@ -39,7 +40,7 @@ def run(argv: list[str], options: dict[str, Any] | None = None, **args: Any) -> 
 
 
 def given(argv: list[str], **args: Any) -> list[str]:
-    """Return the arguments that a program really got."""
+    """Return the arguments that a program actually received."""
     _, listener = run([*SHOW, *argv], **args)
     found: list[str] = json.loads("".join(listener.texts("stdout")))
     return found
@@ -49,18 +50,10 @@ def shell(script: str) -> list[str]:
     return ["/bin/sh", "-c", script]
 
 
-def is_alive(pid: int) -> bool:
-    """Say whether a process runs; one that is dead and not yet waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+# --- arguments
 
 
-# --- what it is given
-
-
-def test_an_argument_is_a_part_of_the_one_element_it_stands_in() -> None:
+def test_argument_stays_within_its_list_element() -> None:
     nasty = "a b\"; rm -rf / $(id) `id` ' \n *"
     assert given(["--file", "/backups/{day}.sql", "{day}", "{n}-{flag}"], day=nasty, n=7, flag=True) == [
         "--file",
@@ -70,7 +63,7 @@ def test_an_argument_is_a_part_of_the_one_element_it_stands_in() -> None:
     ]
 
 
-def test_braces_are_doubled_and_anything_else_is_refused() -> None:
+def test_braces_are_escaped_by_doubling_and_other_placeholders_are_rejected() -> None:
     assert given(["{{print}}", "{x}{{{y}}}"], x="1", y="2") == ["{print}", "1{2}"]
     for wrong in ("{", "}", "{print $1}", "{a!r}", "{0}", "{a:>10}"):
         with pytest.raises(InvalidTask, match="brace"):
@@ -78,7 +71,7 @@ def test_braces_are_doubled_and_anything_else_is_refused() -> None:
 
 
 @pytest.mark.parametrize("value", ["-rf", "--output=/etc/passwd", -5, "-"])
-def test_a_value_cannot_become_an_option(value: object) -> None:
+def test_value_cannot_become_an_option(value: object) -> None:
     context, _ = new_context()
     with pytest.raises(CommandRefused, match=r'x must not begin with "-"'):
         command([*SHOW, "{x}"])(context, x=value)
@@ -89,19 +82,19 @@ def test_a_value_cannot_become_an_option(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", [None, [1], {"a": 1}, "a\0b"])
-def test_a_value_that_is_no_text_is_refused(value: object) -> None:
+def test_value_that_is_not_text_is_rejected(value: object) -> None:
     context, _ = new_context()
     with pytest.raises(CommandRefused, match="x must be text or a number"):
         command([*SHOW, "{x}"])(context, x=value)
 
 
 @pytest.mark.parametrize("argv", ["ls -l", [], [""], ["{program}"], ["ls", 5], ["ls", "a\0b"], None])
-def test_a_command_is_a_list_with_a_fixed_program(argv: Any) -> None:
+def test_command_is_a_list_with_a_fixed_program(argv: Any) -> None:
     with pytest.raises(InvalidTask):
         command(argv)
 
 
-def test_the_arguments_of_a_job_are_checked_when_it_is_enqueued() -> None:
+def test_arguments_are_checked_on_enqueue() -> None:
     app = Headway(settings=Settings(store="sqlite://"), name="t")
     backup = app.command("backup", ["pg_dump", "--file", "{day}", "{table}"], queue="slow", timeout="30m")
     assert backup.bind((), {"day": "x", "table": "y"}) == {"day": "x", "table": "y"}
@@ -115,7 +108,7 @@ def test_the_arguments_of_a_job_are_checked_when_it_is_enqueued() -> None:
         app.command("odd", ["echo", "{import}"])
 
 
-def test_what_was_refused_is_not_retried() -> None:
+def test_invalid_arguments_are_not_retried() -> None:
     app = Headway(settings=Settings(store="sqlite://"), name="t")
     for task in (
         app.command("a", ["ls"]),
@@ -128,7 +121,7 @@ def test_what_was_refused_is_not_retried() -> None:
     assert (task.defaults.max_attempts, str(task.defaults.backoff)) == (5, "1s..9s")
 
 
-def test_the_environment_is_what_is_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_environment_is_limited_to_the_listed_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("AWS_SECRET_ACCESS_KEY", "HEADWAY_STORE", "LD_PRELOAD_X", "PYTHONPATH"):
         monkeypatch.setenv(name, "secret")
     for name in ("LANG", "LC_ALL", "TZ", "HOME", "TMPDIR", "USER"):
@@ -152,13 +145,13 @@ def test_the_environment_is_what_is_listed(monkeypatch: pytest.MonkeyPatch, tmp_
             command(["ls"], env=wrong)  # type: ignore[arg-type]
 
 
-def test_what_the_author_says_is_what_the_command_is_told() -> None:
+def test_configured_variables_reach_the_command() -> None:
     said = {"HEADWAY_TOKEN": "for the API", "HEADWAY_JOB_ID": "mine"}
     _, listener = run(shell("echo $HEADWAY_TOKEN, $HEADWAY_JOB_ID, $HEADWAY_FENCING_TOKEN"), {"env": said})
     assert listener.texts("stdout") == ["for the API, mine, 2"]
 
 
-def test_a_scheduled_command_is_told_its_schedule_and_its_instant() -> None:
+def test_scheduled_command_gets_its_schedule_and_instant() -> None:
     names = ("JOB_ID", "ATTEMPT", "TENANT", "SCHEDULE", "OCCURRENCE_AT")
     told = " ".join(["echo", *(f'"$HEADWAY_{name}"' for name in names), '"$1"'])
     script = [*shell(told), "sh", "at={occurrence}"]
@@ -168,11 +161,11 @@ def test_a_scheduled_command_is_told_its_schedule_and_its_instant() -> None:
     told = "job_test 2 acme nightly 2027-01-31T06:00:00Z"
     assert listener.texts("stdout") == [f"{told} at=2027-01-31T06:00:00Z"]
     again, listener = new_context(tenant="acme", schedule="nightly", occurrence_at=instant)
-    command(script)(again, occurrence="another day")  # An argument of the job wins.
+    command(script)(again, occurrence="another day")  # An argument of the job takes precedence.
     assert listener.texts("stdout") == [f"{told} at=another day"]
 
 
-def test_without_an_instant_occurrence_is_an_argument_like_others() -> None:
+def test_occurrence_without_an_instant_is_an_ordinary_argument() -> None:
     by_hand, listener = new_context(schedule="nightly")
     with pytest.raises(CommandRefused, match="give the job the argument occurrence"):
         command(["echo", "{occurrence}"])(by_hand)
@@ -181,7 +174,7 @@ def test_without_an_instant_occurrence_is_an_argument_like_others() -> None:
     assert given(["{occurrence}"], occurrence="2027-01-31") == ["2027-01-31"]
 
 
-def test_from_schedule_to_program_the_instant_stays_the_same(tmp_path: Path) -> None:
+def test_instant_is_the_same_in_schedule_and_program(tmp_path: Path) -> None:
     app = Headway(settings=Settings(store="sqlite://"), name="instants")
     file = tmp_path / "told"
     told = shell(f'echo "$HEADWAY_SCHEDULE $HEADWAY_OCCURRENCE_AT $1 $2" >> {file}')
@@ -199,14 +192,14 @@ HOG = [sys.executable, "-c", "print(len(bytearray(300 << 20)))"]
 @pytest.mark.parametrize(
     "argv", [HOG, ["/bin/sh", "-c", '"$@"; exit $?', "sh", *HOG]], ids=["itself", "what it starts"]
 )
-def test_a_command_cannot_take_more_memory_than_it_may(argv: list[str]) -> None:
+def test_memory_limit_of_a_command_is_enforced(argv: list[str]) -> None:
     context, _ = new_context()
     with pytest.raises(CommandFailed, match=r"^.* ended with exit code 1:\n(.*\n)*MemoryError"):
         command(argv, memory=200 << 20)(context)
     assert run(argv, {"memory": 1 << 30})[1].texts("stdout") == [str(300 << 20)]
 
 
-def test_a_limit_of_memory_changes_nothing_else(tmp_path: Path) -> None:
+def test_memory_limit_changes_nothing_else(tmp_path: Path) -> None:
     nasty = "a b\"; rm -rf / $(id) `id` ' \n *"
     _, listener = run([*SHOW, "{x}", "-n", ""], {"memory": 1 << 30, "cwd": tmp_path}, x=nasty)
     assert json.loads(listener.texts("stdout")[0]) == [nasty, "-n", ""]
@@ -217,7 +210,7 @@ def test_a_limit_of_memory_changes_nothing_else(tmp_path: Path) -> None:
         command(["ls"], memory=1 << 30, cwd=tmp_path / "none")(context)
 
 
-def test_the_memory_of_a_command_is_read_as_that_of_a_task() -> None:
+def test_memory_option_is_parsed_as_for_tasks() -> None:
     app = Headway(settings=Settings(store="sqlite://"), name="t")
     context, listener = new_context()
     app.command("limit", shell("ulimit -d"), memory="64MB").function(context)
@@ -227,7 +220,7 @@ def test_the_memory_of_a_command_is_read_as_that_of_a_task() -> None:
             app.command("odd", ["ls"], memory=wrong)
 
 
-# --- what it says
+# --- output
 
 
 def test_lines_become_the_log_and_progress() -> None:
@@ -241,14 +234,14 @@ def test_lines_become_the_log_and_progress() -> None:
     assert listener.texts("stdout") == [
         *("one", "::progress x", " ::progress 50", "bad \ufffd byte", "written", "", "last"),
     ]
-    # Between two of them it may be told how long the rest will take.
+    # An estimate of the remaining time may come in between.
     assert [percent for percent, _ in listener.progress if percent is not None] == [40, 12, 99]
     assert "Copying tables" in str(listener.progress[0][1])
     assert "Much" in str(listener.progress[-1][1])
 
 
 def test_lines_arrive_while_the_command_runs(tmp_path: Path) -> None:
-    """It waits for a file that appears only after its first line was heard."""
+    """It waits for a file that appears only after its first line has arrived."""
     context, listener = new_context()
     sign = tmp_path / "sign"
     argv = ["/bin/sh", "-c", 'echo ready; while [ ! -e "$1" ]; do sleep 0.05; done', "sh", str(sign)]
@@ -261,7 +254,7 @@ def test_lines_arrive_while_the_command_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_flood_is_bounded() -> None:
+def test_flood_of_output_is_bounded() -> None:
     code = (
         "import sys\n"
         "sys.stdout.write('x' * 5_000_000 + '\\n')\n"
@@ -278,10 +271,10 @@ def test_a_flood_is_bounded() -> None:
     assert listener.progress[-1][0] == 70
 
 
-# --- how it ends
+# --- outcome
 
 
-def test_a_failure_says_what_was_on_stderr_last() -> None:
+def test_failure_shows_the_end_of_stderr() -> None:
     context, _ = new_context()
     with pytest.raises(CommandFailed) as failed:
         command(shell("for n in $(seq 30); do echo $n >&2; done; echo out; exit 3"))(context)
@@ -295,7 +288,7 @@ def test_a_failure_says_what_was_on_stderr_last() -> None:
         command(shell("kill -SEGV $$"))(context)
 
 
-def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_program_is_named(tmp_path: Path) -> None:
     context, _ = new_context()
     with pytest.raises(CommandFailed, match="no-such-program cannot be started: No such file"):
         command(["no-such-program"])(context)
@@ -304,9 +297,7 @@ def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stops", [True, False], ids=["gentle", "stubborn"])
-def test_a_command_that_is_to_stop_is_stopped_with_all_that_it_started(
-    stops: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_ends_the_command_and_its_subprocesses(stops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "TERM_S", DEADLINE_S if stops else 0.2)
     context, listener = new_context()
     trap = "trap 'echo cleaning; exit 0' TERM" if stops else "trap '' TERM"
@@ -321,7 +312,7 @@ def test_a_command_that_is_to_stop_is_stopped_with_all_that_it_started(
 
     thread = threading.Thread(target=work)
     thread.start()
-    wait_until(lambda: listener.texts("stdout"), "what it says first")
+    wait_until(lambda: listener.texts("stdout"), "its first output")
     sleeper, leader = map(int, listener.texts("stdout")[0].split())
     context.stop()
     thread.join(DEADLINE_S)
@@ -330,22 +321,22 @@ def test_a_command_that_is_to_stop_is_stopped_with_all_that_it_started(
     wait_until(lambda: not is_alive(sleeper) and not is_alive(leader), "the end of all its processes")
 
 
-def test_what_a_command_leaves_behind_ends_with_it() -> None:
+def test_leftover_subprocesses_end_with_the_command() -> None:
     _, listener = run(shell("sleep 300 & echo $!"))
     sleeper = int(listener.texts("stdout")[0])
-    wait_until(lambda: not is_alive(sleeper), "the end of what it left behind")
+    wait_until(lambda: not is_alive(sleeper), "the end of its leftover subprocesses")
 
 
-def test_a_daemon_that_holds_the_pipes_does_not_hold_the_job() -> None:
-    """Whoever waited for the end of the pipes would wait for much longer than a test may take."""
+def test_daemon_that_keeps_the_pipes_open_does_not_block_the_job() -> None:
+    """Waiting for the pipes to close would exceed the timeout of the test."""
     result, listener = run(shell("setsid sleep 3600 & echo $!; sleep 0.2"))
     assert result == {"exit_code": 0}
     with contextlib.suppress(ProcessLookupError):
         os.kill(int(listener.texts("stdout")[0]), signal.SIGKILL)
 
 
-def test_a_command_dies_with_the_process_that_runs_it(tmp_path: Path) -> None:
-    """Not even SIGKILL to the child of a worker leaves the command running."""
+def test_command_dies_with_its_child_process(tmp_path: Path) -> None:
+    """Even SIGKILL of the worker's child process does not leave the command running."""
     code = (
         "from headway.worker.command import command\n"
         "from tests.support.contexts import new_context\n"
@@ -353,7 +344,7 @@ def test_a_command_dies_with_the_process_that_runs_it(tmp_path: Path) -> None:
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[3])
     file = tmp_path / "pid"
-    wait_until(lambda: file.exists() and file.read_text().strip(), "the command to say who it is")
+    wait_until(lambda: file.exists() and file.read_text().strip(), "the command to print its process id")
     pid = int(file.read_text())
     assert is_alive(pid)
     process.kill()

@@ -1,4 +1,4 @@
-"""What a task says becomes percent, step, rate and time left; what it says twice is sent once; nothing gets lost."""
+"""The context of a task: percent, steps, rate and remaining time; no duplicate reports, and nothing lost."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ from tests.unit.worker.test_ipc import claimed
 
 
 class Paper:
-    """A line that only writes down, and answers as told."""
+    """A connection that only records messages, and answers as the test sets it."""
 
     def __init__(self) -> None:
         self.notes = 0
@@ -40,7 +40,7 @@ class Paper:
 
 
 class Task:
-    """A context with its line and a clock that is moved by hand."""
+    """A context with its connection, and a clock that the test advances."""
 
     def __init__(self, **options: Any) -> None:
         self.now = 100.0
@@ -61,7 +61,7 @@ class Task:
         return found
 
 
-def test_percent_is_shown_as_it_was_said() -> None:
+def test_percent_is_shown_as_reported() -> None:
     task = Task()
     for percent in range(1, 100):
         task.ctx.progress(percent)
@@ -75,7 +75,7 @@ def test_percent_is_bounded(said: float, shown: int) -> None:
     assert task.report().progress == shown
 
 
-def test_what_is_not_a_number_says_nothing() -> None:
+def test_values_that_are_not_numbers_are_ignored() -> None:
     task = Task()
     task.ctx.progress(40)
     task.ctx.progress(float("nan"), "still here")
@@ -84,7 +84,7 @@ def test_what_is_not_a_number_says_nothing() -> None:
     assert "still here" in (report.detail or "")
 
 
-def test_only_news_is_reported() -> None:
+def test_only_changes_are_reported() -> None:
     task = Task()
     assert task.ctx.take_report() is None
     task.ctx.progress(10, "first")
@@ -96,7 +96,7 @@ def test_only_news_is_reported() -> None:
     assert (report.progress, report.detail, [line[2] for line in report.lines]) == (None, None, ["a", "b"])
 
 
-def test_tracking_counts_rates_and_estimates() -> None:
+def test_track_reports_count_rate_and_eta() -> None:
     task = Task()
     for number in task.ctx.track(range(10), "Writing"):
         task.now += 2
@@ -111,7 +111,7 @@ def test_tracking_counts_rates_and_estimates() -> None:
     assert task.detail() == {"step": "Nothing", "done": 1, "total": 0}
 
 
-def test_a_task_that_stands_still_does_not_go_on_to_say_that_it_is_nearly_done() -> None:
+def test_stalled_task_reports_no_eta() -> None:
     task = Task()
     for number in task.ctx.track(range(100), "Writing"):
         task.now += 1
@@ -119,7 +119,7 @@ def test_a_task_that_stands_still_does_not_go_on_to_say_that_it_is_nearly_done()
             break
     assert task.detail() == {"step": "Writing", "done": 97, "total": 100, "rate": 0.99, "eta": 3.0}
     task.now += 2
-    task.ctx.log("waits for a lock")  # What it says meanwhile is news, how far it is is not.
+    task.ctx.log("waits for a lock")  # The new message is reported; the unchanged progress is not.
     assert task.detail() == {"step": "Writing", "done": 97, "total": 100, "rate": 0.99, "eta": 1.0}
     for _ in range(3):
         task.now += 100
@@ -127,10 +127,10 @@ def test_a_task_that_stands_still_does_not_go_on_to_say_that_it_is_nearly_done()
         report = task.report()
         assert "eta" not in json.loads(report.detail or "{}")
     task.ctx.progress(99)
-    assert 0 < task.detail()["eta"] < 10  # It moves again, and knows again.
+    assert 0 < task.detail()["eta"] < 10  # It moves again, and has an estimate again.
 
 
-def test_tracking_stops_when_asked() -> None:
+def test_track_stops_on_cancellation() -> None:
     task = Task()
     items = task.ctx.track(iter(int, 1))
     next(items)
@@ -143,7 +143,7 @@ def test_tracking_stops_when_asked() -> None:
         task.ctx.check()
 
 
-def test_steps_have_weights_and_times() -> None:
+def test_steps_have_weights_and_durations() -> None:
     task = Task()
     with task.ctx.steps(("Load", 10), "Store") as step:
         with step("Load"):
@@ -154,7 +154,7 @@ def test_steps_have_weights_and_times() -> None:
             report = task.report()
             assert report.progress == int(10 / 11 * 100)
             assert json.loads(report.detail or "")["steps"] == [["Load", "done", 3.0], ["Store", "running", None]]
-        with step("Store"), pytest.raises(ZeroDivisionError):  # One more than was announced; it is the last one.
+        with step("Store"), pytest.raises(ZeroDivisionError):  # One more than announced; it is the last one.
             1 / 0  # noqa: B018
     assert [row[:2] for row in task.detail()["steps"]] == [["Load", "done"], ["Store", "done"], ["Store", "done"]]
 
@@ -171,14 +171,14 @@ def test_steps_are_bounded_and_sane() -> None:
     assert len(task.detail()["steps"]) == STEPS_MAX
 
 
-def test_a_step_that_fails_is_not_done() -> None:
+def test_failed_step_is_not_done() -> None:
     task = Task()
     with task.ctx.steps("a") as step, pytest.raises(ValueError), step("a"):
         raise ValueError
     assert task.detail()["steps"] == [["a", "running", None]]
 
 
-def test_log_lines_are_bounded_and_storable() -> None:
+def test_log_lines_are_bounded_and_valid_text() -> None:
     task = Task()
     task.ctx.log("x" * (LOG_LINE_LENGTH_MAX + 100))
     task.ctx.log("nul \0 and half \ud800", "stderr")
@@ -190,7 +190,7 @@ def test_log_lines_are_bounded_and_storable() -> None:
     assert lines[1][1:] == ("stderr", "nul ␀ and half ?")
 
 
-def test_whatever_numbers_and_texts_a_task_says_can_be_sent() -> None:
+def test_any_numbers_and_texts_can_be_sent() -> None:
     task = Task()
     task.ctx.progress(Decimal("12.5"))  # type: ignore[arg-type]
     assert task.report().progress == 12
@@ -215,8 +215,8 @@ def test_metadata_is_kept_and_bounded() -> None:
     assert dict(Task(job={"metadata": "{{{"}).ctx.metadata) == {}
 
 
-def test_metadata_is_sent_as_it_was_set() -> None:
-    """Another thread takes it, which must not stumble over what has become of a value meanwhile."""
+def test_metadata_is_copied_when_it_is_set() -> None:
+    """Another thread sends it, and must not see later changes of a value."""
     task = Task()
     seen: list[object] = [1]
     task.ctx.metadata["seen"] = seen
@@ -229,7 +229,7 @@ def test_metadata_is_sent_as_it_was_set() -> None:
     assert json.loads(task.report().metadata or "") == {"seen": [1], "more": 1}
 
 
-async def test_steps_that_were_finished_are_not_repeated() -> None:
+async def test_finished_steps_are_not_repeated() -> None:
     task = Task(kept={"old": '{"x":1}'})
     assert task.ctx.once("old", _never) == {"x": 1}
 
@@ -256,7 +256,7 @@ def _never() -> object:
 
 @pytest.fixture
 def restless() -> Iterator[None]:
-    """Threads take turns as often as they can."""
+    """Make threads switch as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -265,13 +265,13 @@ def restless() -> Iterator[None]:
 
 @pytest.mark.usefixtures("restless")
 def test_nothing_is_lost_between_threads() -> None:
-    """The task writes while another thread sends: every line arrives once and in order, and the last value too."""
+    """The task writes while another thread sends: every line arrives once and in order, and so does the last value."""
     task = Task()
     reports: list[Report] = []
     done = threading.Event()
 
     def send() -> None:
-        while not done.wait(0.0002):  # Whoever only spins keeps the writer from writing.
+        while not done.wait(0.0002):  # A busy loop would starve the writer.
             if (report := task.ctx.take_report()) is not None:
                 reports.append(report)
 
@@ -293,17 +293,17 @@ def test_nothing_is_lost_between_threads() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), {"rates": [1.5, float("-inf")]}])
-def test_numbers_that_json_does_not_have_are_refused(value: object) -> None:
-    """They would be null in what is stored, and nobody would know."""
+def test_nan_and_infinity_are_rejected(value: object) -> None:
+    """They would silently become null in the store."""
     with pytest.raises(InvalidTask, match="must be JSON, which has no"):
         encode_result(value)
     with pytest.raises(InvalidTask, match="must be JSON, which has no"):
         Task().ctx.metadata["found"] = value
 
 
-def test_a_log_that_cannot_be_kept_is_not_sent() -> None:
+def test_log_beyond_the_limit_is_not_sent() -> None:
     task = Task()
-    task.ctx.log("y\n" * LOG_BYTES_MAX)  # In one call, which must not become a message without end.
+    task.ctx.log("y\n" * LOG_BYTES_MAX)  # In one call, which must not become an unbounded message.
     for _ in range(10):
         task.ctx.log("more")
     assert len(task.report().lines) == LOG_BYTES_MAX // 2 + 1

@@ -1,7 +1,7 @@
-"""The hand-over of jobs, in every interleaving: each job ends or is returned exactly once, and nobody waits for ever.
+"""The hand-over of jobs, in every interleaving: each job ends or is returned exactly once, and no side waits forever.
 
-The two sides are the real ones. Their steps are as small as one read or write of the shared page; all else that happens
-(messages in flight, a pause of the child, a cancellation, the death of either side) is a choice of the explorer.
+Both sides are the real ones. A step is a single read or write of the shared page. Everything else (messages in flight,
+a pause of the child, a cancellation, the death of either side) is a choice of the explorer.
 """
 
 import copy
@@ -25,7 +25,7 @@ class Memory:
     withdrawn: int = 0
 
     def fence(self) -> None:
-        """One step at a time is sequential anyway."""
+        """Do nothing: the steps are sequential anyway."""
 
 
 JOBS = ("job_1", "job_2")
@@ -34,18 +34,21 @@ FAULTS = frozenset({"pause", "withdraw", "cancel", "die"})
 
 @dataclass
 class World:
-    """Both sides between two steps. The child's begin and the supervisor's withdrawal are cut at the page."""
+    """The state of both sides between two steps.
+
+    The child's begin and the supervisor's withdrawal are split at the page.
+    """
 
     width: int
     counters: Memory = field(default_factory=Memory)
     to_child: list[tuple[int, list[Claimed]]] = field(default_factory=list)
     to_supervisor: list[tuple[str, int, int]] = field(default_factory=list)
-    ran: list[str] = field(default_factory=list)  # Whose code was begun,
-    told: list[tuple[str, str]] = field(default_factory=list)  # and what became of each job.
-    checked: int = 0  # The child has seen that this may begin,
-    beginning: int = 0  # and has written that it does, and has not looked again.
+    ran: list[str] = field(default_factory=list)  # The jobs that were begun,
+    told: list[tuple[str, str]] = field(default_factory=list)  # and the outcome of each job.
+    checked: int = 0  # The child has read that this job may begin,
+    beginning: int = 0  # and has written that it begins, but has not checked again.
     running: list[int] = field(default_factory=list)
-    withdrawing: bool = False  # The supervisor has written its number, and has not looked yet how far the child is.
+    withdrawing: bool = False  # The supervisor has written its number, but has not read the child's position yet.
     faults: frozenset[str] = FAULTS
     is_paused: bool = False
     is_dead: bool = False
@@ -55,7 +58,7 @@ class World:
         self.handover = Handover(self.counters, self.width)
         self.inbox: Inbox[Claimed] = Inbox(self.counters)
 
-    # What may happen next.
+    # The possible next steps.
 
     def choices(self) -> Iterator[str]:
         if not self.is_given:
@@ -109,14 +112,14 @@ class World:
             case "die":
                 self.is_dead = True
             case "cancel":
-                self.handover.jobs.get("job_2", _nobody()).stop_as = Cancelled("enough")
+                self.handover.jobs.get("job_2", _unknown_job()).stop_as = Cancelled("enough")
             case _:
                 self._step_at_page(choice)
         self.faults -= {name} if choice != "withdraw: look" else set()
 
     def _step_at_page(self, choice: str) -> None:
         match choice:
-            case "begin: check":  # What `Inbox.begin` does, cut in three.
+            case "begin: check":  # `Inbox.begin`, split in three.
                 number, _ = self.inbox._jobs[0]
                 if number <= self.counters.withdrawn:
                     self._skip()
@@ -133,7 +136,7 @@ class World:
                 else:
                     self.running.append(begun[0])
                     self.ran.append(begun[1].job_id)
-            case "withdraw":  # What `Handover.withdraw` does, cut in two.
+            case "withdraw":  # `Handover.withdraw`, split in two.
                 self.counters.withdrawn = self.handover.last
                 self.withdrawing = True
             case "withdraw: look":
@@ -161,7 +164,7 @@ class World:
         self.told.append((assigned.claimed.job_id, how))
 
     def key(self) -> str:
-        """Everything that matters for what can happen next."""
+        """Return everything that determines the possible next steps."""
         jobs = {job_id: assigned.number for job_id, assigned in self.handover.jobs.items()}
         waiting = [assigned.number for assigned in self.handover._waiting]
         inside = [number for number, _ in self.inbox._jobs]
@@ -173,12 +176,12 @@ class World:
         return repr((jobs, waiting, inside, rest))
 
 
-def _nobody() -> AssignedJob:
+def _unknown_job() -> AssignedJob:
     return AssignedJob(claimed(), 0, 0.0)
 
 
 def explore(width: int) -> tuple[int, list[World]]:
-    """Go through every order of steps; return how many states there are, and those in which nothing can happen."""
+    """Explore every order of steps; return the number of states, and the states without a next step."""
     seen: set[str] = set()
     todo, ends = [World(width)], []
     while todo:
@@ -198,9 +201,9 @@ def explore(width: int) -> tuple[int, list[World]]:
 
 def _check(world: World) -> None:
     told = [job_id for job_id, _ in world.told]
-    assert len(told) == len(set(told)), f"told twice: {world.told}"
+    assert len(told) == len(set(told)), f"reported twice: {world.told}"
     returned = {job_id for job_id, how in world.told if how == "returned"}
-    assert not returned & set(world.ran), f"returned, and run all the same: {world}"
+    assert not returned & set(world.ran), f"returned, but also run: {world}"
     assert len(world.ran) == len(set(world.ran)), f"begun twice: {world.ran}"
 
 
@@ -209,7 +212,7 @@ def test_every_interleaving_ends_each_job_exactly_once(width: int) -> None:
     states, ends = explore(width)
     assert states > 500
     for world in ends:
-        assert {job_id for job_id, _ in world.told} == set(JOBS), f"forgotten: {world}"
+        assert {job_id for job_id, _ in world.told} == set(JOBS), f"lost: {world}"
         assert not world.handover.jobs
     outcomes = {tuple(sorted(world.told)) for world in ends}
     assert (("job_1", "ended"), ("job_2", "returned")) in outcomes
@@ -218,24 +221,24 @@ def test_every_interleaving_ends_each_job_exactly_once(width: int) -> None:
     assert (("job_1", "ended"), ("job_2", "settled")) in outcomes
 
 
-def test_a_wrong_order_of_write_and_read_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reads before it writes can be overtaken: the explorer finds it."""
+def test_explorer_detects_a_read_before_the_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A side that reads before it writes can be overtaken: the explorer finds that."""
 
     def hasty(inbox: Inbox[Claimed]) -> tuple[int, Claimed] | None:
-        return inbox._jobs.popleft()  # Without a second look.
+        return inbox._jobs.popleft()  # Without the second check.
 
     monkeypatch.setattr(Inbox, "begin", hasty)
-    with pytest.raises(AssertionError, match="run all the same"):
+    with pytest.raises(AssertionError, match="also run"):
         explore(1)
 
 
-def test_a_job_that_is_given_again_is_another_job() -> None:
+def test_repeated_job_is_a_new_job() -> None:
     counters = Memory()
     handover = Handover(counters, 1)
     handover.give([claimed(attempt=1)], 0.0)
     assert [assigned.number for assigned in handover.withdraw(1.0)] == [1]
     assert handover.give([claimed(attempt=2)], 2.0) == 2
-    assert handover.end("job_1", 1) is None, "the attempt before does not end this one"
+    assert handover.end("job_1", 1) is None, "the previous attempt does not end this one"
     assert handover.left_out(1, 1) == []
     counters.begun = 2
     handover.look(3.0)
@@ -247,7 +250,7 @@ def test_a_job_that_is_given_again_is_another_job() -> None:
     assert handover.end("job_1", 2) is assigned
 
 
-def test_what_a_dead_child_leaves_is_told_apart() -> None:
+def test_jobs_of_a_dead_child_are_running_unreported_or_waiting() -> None:
     counters = Memory()
     handover = Handover(counters, 1)
     handover.give([claimed(job_id=f"job_{number}") for number in range(1, 5)], 0.0)

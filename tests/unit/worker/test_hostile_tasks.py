@@ -1,4 +1,4 @@
-"""What a task does to its process or its event loop harms neither the next job nor a neighbour."""
+"""Harm that a task does to its process or event loop affects neither the next job nor a concurrent one."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ def _ended(job_id: str) -> Any:
 
 
 async def _result(line: Line, number: int, task: str, **args: object) -> ToSupervisor:
-    """Run one job and return how it ended."""
+    """Run one job; return how it ended."""
     line.process.send(Run(number, [claimed(job_id=f"job_{number}", task=task, args=json.dumps(args))]))
     return await line.hear(_ended(f"job_{number}"))
 
@@ -28,7 +28,7 @@ async def _result(line: Line, number: int, task: str, **args: object) -> ToSuper
 @pytest.mark.parametrize(("kind", "task", "args"), [
     ("process", "fork", {"how": "return"}), ("process", "fork", {"how": "raise"}), ("loop", "fork_on_loop", {}),
 ])  # fmt: skip
-async def test_a_fork_that_comes_back_does_not_speak_for_its_job(kind: str, task: str, args: dict[str, str]) -> None:
+async def test_forked_copy_does_not_report_for_its_job(kind: str, task: str, args: dict[str, str]) -> None:
     async with started(2, kind) as line:
         assert await _result(line, 1, task, **args) == Done("job_1", 1, '"original"')
         short = "short" if kind == "loop" else "short_sync"
@@ -36,7 +36,7 @@ async def test_a_fork_that_comes_back_does_not_speak_for_its_job(kind: str, task
         assert not [message for message in line.heard if isinstance(message, Done | Failed)]
 
 
-async def test_what_a_task_changes_of_its_process_is_put_back_for_the_next() -> None:
+async def test_process_state_is_restored_for_the_next_job() -> None:
     async with started(1, "process") as line:
         before = await _result(line, 1, "look")
         assert isinstance(before, Done)
@@ -51,7 +51,7 @@ async def test_what_a_task_changes_of_its_process_is_put_back_for_the_next() -> 
         assert not [message for message in line.heard if isinstance(message, ReplacementRequest)]
 
 
-async def test_a_process_that_cannot_be_put_in_order_runs_nothing_more() -> None:
+async def test_process_that_cannot_be_restored_runs_no_more_jobs() -> None:
     async with started(1, "process") as line:
         jobs = [claimed(task="mess", args='{"what":"nice"}'), claimed(task="look", job_id="job_2")]
         line.process.send(Run(1, jobs))
@@ -65,14 +65,14 @@ async def test_a_process_that_cannot_be_put_in_order_runs_nothing_more() -> None
         assert line.process.counters.begun == 1
 
 
-async def test_a_failure_beside_a_job_that_changed_the_process_is_nobodys_yet(tmp_path: Path) -> None:
+async def test_failure_beside_a_job_that_damaged_the_process_is_not_charged(tmp_path: Path) -> None:
     sign = tmp_path / "sign"
     async with started(2, "thread") as line:
         line.process.send(
             Run(1, [claimed(task="mess_then_wait", args=json.dumps({"what": "umask", "sign": str(sign)}))])
         )
         await async_wait_until(lambda: line.process.counters.begun == 1, "the first job to begin", every_s=0.005)
-        for number in range(2, 200):  # Until the first one has done its harm.
+        for number in range(2, 200):  # Until the first job has done its damage.
             ended = await _result(line, number, "fail_where_umask_is_zero")
             if not isinstance(ended, Done):
                 break
@@ -85,11 +85,11 @@ async def test_a_failure_beside_a_job_that_changed_the_process_is_nobodys_yet(tm
 
 
 @pytest.mark.parametrize("what", ["cancel all", "remove readers", "stop", "handlers", "executor"])
-async def test_what_a_task_does_to_its_loop_is_not_charged_to_its_neighbour(what: str, tmp_path: Path) -> None:
+async def test_damage_to_the_loop_is_not_charged_to_a_concurrent_job(what: str, tmp_path: Path) -> None:
     sign = tmp_path / "sign"
     async with started(4, "loop") as line:
         line.process.send(Run(1, [claimed(task="neighbour", args=json.dumps({"sign": str(sign)}))]))
-        await async_wait_until(lambda: line.process.counters.begun == 1, "the neighbour to begin", every_s=0.005)
+        await async_wait_until(lambda: line.process.counters.begun == 1, "the concurrent job to begin", every_s=0.005)
         assert await _result(line, 2, "disturb", what=what) == Done("job_2", 1, f'"{what}"')
         sign.touch()
         ended = await line.hear(_ended("job_1"))
@@ -97,7 +97,7 @@ async def test_what_a_task_does_to_its_loop_is_not_charged_to_its_neighbour(what
             assert isinstance(ended, FailedInDamagedProcess), ended
         else:
             assert ended == Done("job_1", 1, '"well"')
-        if what in ("executor", "remove readers"):  # Nobody knows what else is gone.
+        if what in ("executor", "remove readers"):  # Other state may be lost as well.
             spent = await line.hear(lambda message: isinstance(message, ReplacementRequest))
             assert isinstance(spent, ReplacementRequest)
             assert spent.is_harmful == (what == "remove readers")

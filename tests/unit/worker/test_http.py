@@ -1,4 +1,4 @@
-"""Requests: what a server hears, what its answers mean, and that nothing it does holds a job."""
+"""HTTP tasks: what a server receives, what its responses mean, and that no server can block a job."""
 
 import json
 import socket
@@ -18,11 +18,11 @@ from headway.worker.http import BODY_BYTES_MAX, HttpFailed, HttpRefused, http_re
 from tests.support.contexts import new_context
 from tests.support.waiting import DEADLINE_S, wait_until
 
-ENDLESS_BYTES = 1 << 30  # Much more than all the buffers between two ends of a connection hold.
+ENDLESS_BYTES = 1 << 30  # Much more than all socket buffers of a connection hold.
 
 
 class Heard:
-    """A request as the server got it."""
+    """A request as the server received it."""
 
     def __init__(self, handler: BaseHTTPRequestHandler) -> None:
         self.method, self.path, self.headers = handler.command, handler.path, handler.headers
@@ -30,7 +30,7 @@ class Heard:
 
 
 class Server:
-    """A server on this machine; `answers` says what it does at a path."""
+    """A local server; `answers` maps paths to handlers."""
 
     def __init__(self) -> None:
         self.heard: list[Heard] = []
@@ -52,7 +52,7 @@ class Server:
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
     def at(self, path: str, status: int = 200, body: bytes = b"", **headers: str) -> str:
-        """Answer in this way at a path; return its URL."""
+        """Set the response of a path; return its URL."""
 
         def answer(handler: BaseHTTPRequestHandler) -> None:
             handler.send_response(status)
@@ -83,10 +83,10 @@ def send(url: str, arguments: dict[str, Any] | None = None, **options: Any) -> d
     return http_request(url, **options)(context, **(arguments or {}))
 
 
-# --- what the server hears
+# --- requests
 
 
-def test_a_post_sends_the_arguments_as_json_and_who_it_is(server: Server) -> None:
+def test_post_sends_arguments_as_json_with_job_headers(server: Server) -> None:
     url = server.at("/hook", body=b'{"ok": true, "n": 9007199254740993}', Content_Type="application/json")
     result = send(url, {"day": "2027-01-01", "n": [1]}, method="post", headers={"Authorization": "Bearer x"})
     assert result == {"status": 200, "body": {"ok": True, "n": 9007199254740993}}
@@ -100,7 +100,7 @@ def test_a_post_sends_the_arguments_as_json_and_who_it_is(server: Server) -> Non
     assert heard.headers["User-Agent"] == "headway"
 
 
-def test_a_get_sends_them_in_the_query(server: Server) -> None:
+def test_get_sends_arguments_in_the_query(server: Server) -> None:
     url = server.at("/hook", body="grün".encode(), Content_Type="text/plain; charset=utf-8")
     assert send(f"{url}?a=1", {"q": "x&y=ü", "n": 5, "on": True}) == {"status": 200, "body": "grün"}
     assert server.heard[0].path == "/hook?a=1&q=x%26y%3D%C3%BC&n=5&on=true"
@@ -109,7 +109,7 @@ def test_a_get_sends_them_in_the_query(server: Server) -> None:
     assert server.heard[1].headers.get_all("User-Agent") == ["mine"]
 
 
-def test_the_log_tells_the_request_without_its_query(server: Server) -> None:
+def test_log_shows_the_request_without_its_query(server: Server) -> None:
     url = server.at("/hook", 201)
     context, listener = new_context()
     http_request(f"{url}?token=s3cret", method="DELETE")(context)
@@ -117,7 +117,7 @@ def test_the_log_tells_the_request_without_its_query(server: Server) -> None:
     assert text.startswith(f"DELETE {url}  201 Created  ")
 
 
-# --- what the answers mean
+# --- responses
 
 
 @pytest.mark.parametrize(
@@ -133,19 +133,19 @@ def test_the_log_tells_the_request_without_its_query(server: Server) -> None:
         (b"", "application/json", ""),
     ],
 )
-def test_the_body_is_kept_as_what_it_is(server: Server, body: bytes, kind: str, expected: object) -> None:
+def test_body_is_stored_by_its_content_type(server: Server, body: bytes, kind: str, expected: object) -> None:
     assert send(server.at("/x", body=body, Content_Type=kind))["body"] == expected
 
 
 @pytest.mark.parametrize("byte", [b"a", b"\x01", b"\xff", b'"', b"\n"])
-def test_of_a_long_body_the_beginning_is_kept_and_can_be_stored(server: Server, byte: bytes) -> None:
+def test_long_body_is_truncated_and_storable(server: Server, byte: bytes) -> None:
     result = send(server.at("/x", body=byte * (BODY_BYTES_MAX + 500_000), Content_Type="text/plain"))
     assert result["truncated"] is True
     assert len(result["body"]) == BODY_BYTES_MAX
     assert len(encode_result(result)) <= RESULT_BYTES_MAX
 
 
-def test_a_body_without_end_is_not_read_to_its_end(server: Server) -> None:
+def test_endless_body_is_not_read_completely(server: Server) -> None:
     hung_up = threading.Event()
 
     def pour(handler: BaseHTTPRequestHandler) -> None:
@@ -163,13 +163,13 @@ def test_a_body_without_end_is_not_read_to_its_end(server: Server) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 410, 422])
-def test_other_refusals_are_final(server: Server, status: int) -> None:
+def test_other_client_errors_are_final(server: Server, status: int) -> None:
     with pytest.raises(HttpRefused, match=rf"the answer was {status} .*: no such thing"):
         send(server.at("/x", status, b"no\nsuch thing", Retry_After="5"))
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
-def test_some_answers_are_worth_another_try(server: Server, status: int) -> None:
+def test_some_responses_are_retried(server: Server, status: int) -> None:
     with pytest.raises(HttpFailed, match=str(status)) as failed:
         send(server.at("/x", status))
     assert not isinstance(failed.value, HttpRefused)
@@ -188,7 +188,7 @@ def test_some_answers_are_worth_another_try(server: Server, status: int) -> None
     ],
 )
 def test_retry_after_may_be_a_date_and_is_bounded(server: Server, text: str, expected: int) -> None:
-    """A date counts from the server's own clock."""
+    """The date is relative to the server's own clock."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response_only(503)
@@ -203,12 +203,12 @@ def test_retry_after_may_be_a_date_and_is_bounded(server: Server, text: str, exp
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-5", "1.5", "Fri, 99 Jan 2027 00:02:00 GMT"])
-def test_retry_after_that_says_nothing_leaves_it_to_the_policy(server: Server, text: str) -> None:
+def test_invalid_retry_after_uses_the_retry_policy(server: Server, text: str) -> None:
     with pytest.raises(HttpFailed):
         send(server.at("/x", 503, Retry_After=text))
 
 
-def test_the_policy_gives_up_on_refusals() -> None:
+def test_retry_policy_may_give_up_on_errors() -> None:
     app = Headway(settings=Settings(store="sqlite://"), name="t")
     ping = app.http("ping", "https://example.org/hook", method="POST", retry=Retry(max_attempts=4))
     assert ping.execution.retry is not None
@@ -223,7 +223,7 @@ def test_the_policy_gives_up_on_refusals() -> None:
 # --- redirects
 
 
-def test_a_get_follows_redirects_and_another_host_hears_nothing_of_the_author(server: Server) -> None:
+def test_redirect_to_another_host_drops_credentials(server: Server) -> None:
     other = server.url.replace("127.0.0.1", "localhost")
     server.at("/a", 302, Location="/b")
     server.at("/b", 307, Location=f"{other}/c?x=1")
@@ -237,7 +237,7 @@ def test_a_get_follows_redirects_and_another_host_hears_nothing_of_the_author(se
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[list[str]]]:
-    """Name servers that answer as the test says: for each name one answer after the other, the last one again."""
+    """Fake the DNS resolver: each name has a list of answers, the last of which repeats."""
     answers: dict[str, list[list[str]]] = {}
     ask = socket.getaddrinfo
 
@@ -258,19 +258,19 @@ METADATA = "169.254.169.254"
     "target",
     [
         f"http://{METADATA}/latest/meta-data/",
-        "http://2852039166/",  # The same as one number,
-        "http://[::ffff:169.254.169.254]/",  # in IPv6,
+        "http://2852039166/",  # The same address as one number,
+        "http://[::ffff:169.254.169.254]/",  # as IPv6,
         "http://metadata.test/",  # behind a name,
-        "http://both.test/",  # and beside an address that is public.
+        "http://both.test/",  # and next to a public address.
         "http://[fe80::1]/",
-        "http://127.0.0.1:1/",  # Another port of the author's own host.
+        "http://127.0.0.1:1/",  # Another port of the task's own host.
         "http://localhost/",
         "http://10.0.0.7/",
         "http://0.0.0.0/",
         "//169.254.169.254/",
     ],
 )
-def test_a_redirect_is_not_followed_into_networks_of_ours(
+def test_redirect_into_private_networks_is_not_followed(
     server: Server, names: dict[str, list[list[str]]], monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
     names["metadata.test"], names["both.test"] = [[METADATA]], [["93.184.216.34", METADATA]]
@@ -282,19 +282,19 @@ def test_a_redirect_is_not_followed_into_networks_of_ours(
         return connect(place, *rest)
 
     monkeypatch.setattr(socket, "create_connection", watched)
-    with pytest.raises(HttpRefused, match=r"was not sent: the host leads to an address to which nothing is sent"):
+    with pytest.raises(HttpRefused, match=r"was not sent: the host resolves to an address to which nothing is sent"):
         send(server.at("/a", 302, Location=target))
     assert reached == [("127.0.0.1", server.server.server_port)]
 
 
-def test_the_authors_own_name_does_not_lead_to_the_metadata_of_a_cloud(names: dict[str, list[list[str]]]) -> None:
+def test_configured_host_that_resolves_to_cloud_metadata_is_blocked(names: dict[str, list[list[str]]]) -> None:
     names["reports.test"] = [[METADATA]]
     with pytest.raises(HttpRefused, match=r"was not sent: .*link-local; HEADWAY_WEBHOOK_ALLOW names exceptions"):
         send("http://reports.test/")
 
 
-def test_a_name_is_asked_for_once_whatever_it_leads_to_later(server: Server, names: dict[str, list[list[str]]]) -> None:
-    """DNS rebinding: the second answer would be the metadata of the cloud."""
+def test_name_is_resolved_once(server: Server, names: dict[str, list[list[str]]]) -> None:
+    """DNS rebinding: the second answer would be the cloud metadata service."""
     names["reports.test"] = [["127.0.0.1"], [METADATA]]
     server.at("/a", 302, Location="/b")
     server.at("/b", 200, b"here")
@@ -303,7 +303,7 @@ def test_a_name_is_asked_for_once_whatever_it_leads_to_later(server: Server, nam
     assert {heard.headers["Host"] for heard in server.heard} == {url.removeprefix("http://")}
 
 
-def test_redirects_have_an_end(server: Server) -> None:
+def test_number_of_redirects_is_limited(server: Server) -> None:
     server.at("/a", 301, Location="/a")
     with pytest.raises(HttpRefused, match="more than 5 times"):
         send(f"{server.url}/a")
@@ -311,22 +311,22 @@ def test_redirects_have_an_end(server: Server) -> None:
 
 
 @pytest.mark.parametrize("target", ["https://127.0.0.1/x", "ftp://127.0.0.1/x", "file:///etc/passwd", "//["])
-def test_a_redirect_never_leaves_the_scheme(server: Server, target: str) -> None:
+def test_redirect_to_another_scheme_is_not_followed(server: Server, target: str) -> None:
     with pytest.raises(HttpRefused, match=r"was redirected \(302\)"):
         send(server.at("/a", 302, Location=target))
 
 
-def test_a_post_is_not_redirected(server: Server) -> None:
+def test_post_is_not_redirected(server: Server) -> None:
     with pytest.raises(HttpRefused, match="redirects are followed for GET and HEAD only"):
         send(server.at("/a", 307, Location="/b"), method="POST")
     assert len(server.heard) == 1
 
 
-# --- when there is no answer
+# --- no response
 
 
-def test_nobody_there_is_a_failure_worth_another_try(server: Server) -> None:
-    with socket.socket() as taken:  # Nobody listens there, and nobody else can.
+def test_connection_errors_are_retried(server: Server) -> None:
+    with socket.socket() as taken:  # The port is reserved, and has no listener.
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/x"
         with pytest.raises(HttpFailed, match=rf"GET {url} was not answered: .*refused") as failed:
@@ -334,7 +334,7 @@ def test_nobody_there_is_a_failure_worth_another_try(server: Server) -> None:
     assert not isinstance(failed.value, HttpRefused)
     assert "s3cret" not in str(failed.value)
     with pytest.raises(HttpFailed, match="was not answered"):
-        send(server.url.replace("http://", "https://"))  # No TLS there.
+        send(server.url.replace("http://", "https://"))  # The server does not speak TLS.
 
     def hang_up(handler: BaseHTTPRequestHandler) -> None:
         handler.connection.close()
@@ -344,7 +344,7 @@ def test_nobody_there_is_a_failure_worth_another_try(server: Server) -> None:
         send(f"{server.url}/gone")
 
 
-def test_a_job_that_is_to_stop_waits_for_no_server(server: Server) -> None:
+def test_stop_does_not_wait_for_the_server(server: Server) -> None:
     waiting, over = threading.Event(), threading.Event()
 
     def never(handler: BaseHTTPRequestHandler) -> None:
@@ -375,7 +375,7 @@ def test_a_job_that_is_to_stop_waits_for_no_server(server: Server) -> None:
     )
 
 
-# --- what the author may write
+# --- definitions
 
 
 @pytest.mark.parametrize(
@@ -391,18 +391,18 @@ def test_a_job_that_is_to_stop_waits_for_no_server(server: Server) -> None:
         5,
     ],
 )
-def test_an_address_is_http_or_https(url: Any) -> None:
+def test_url_must_be_http_or_https(url: Any) -> None:
     with pytest.raises(InvalidTask, match="URL"):
         http_request(url)
 
 
-def test_a_password_does_not_stand_in_the_address() -> None:
+def test_url_must_not_contain_a_password() -> None:
     with pytest.raises(InvalidTask, match="has a password") as refused:
         http_request("https://ada:s3cret@example.org/")
     assert "s3cret" not in str(refused.value)
 
 
-def test_an_address_may_have_other_letters(server: Server) -> None:
+def test_url_may_be_international(server: Server) -> None:
     server.at("/gr%C3%BCn", 200, b"ok")
     assert send(f"{server.url}/grün")["body"] == "ok"
 
@@ -425,6 +425,6 @@ def test_headers_are_checked(headers: Any) -> None:
         http_request("https://example.org", headers=headers)
 
 
-def test_methods_are_few() -> None:
+def test_methods_are_limited() -> None:
     with pytest.raises(InvalidTask, match="method must be one of GET"):
         http_request("https://example.org", method="TRACE")

@@ -1,4 +1,4 @@
-"""Frames survive any cut of the stream; nonsense is noticed, not waited for."""
+"""Frames survive any split of the stream; malformed frames raise an error at once."""
 
 import os
 import random
@@ -32,7 +32,7 @@ from headway.worker.ipc import (
 
 
 def claimed(**changes: object) -> Claimed:
-    """Make a claimed job."""
+    """Create a claimed job."""
     given = {
         "job_id": "job_1",
         "attempt": 1,
@@ -69,7 +69,7 @@ TO_SUPERVISOR = [
 
 
 @pytest.mark.parametrize(("messages", "kind"), [(TO_CHILD, ToChild), (TO_SUPERVISOR, ToSupervisor)])
-def test_messages_survive_any_cut(messages: list[object], kind: object) -> None:
+def test_messages_survive_any_chunk_boundary(messages: list[object], kind: object) -> None:
     stream = b"".join(bytes(encode_frame(part)) for part in ([messages[0]], [], messages[1:]))  # type: ignore[arg-type]
     chance = random.Random(1)
     for size in (1, 3, 17, len(stream)):
@@ -83,14 +83,14 @@ def test_messages_survive_any_cut(messages: list[object], kind: object) -> None:
         assert heard == messages
 
 
-def test_nonsense_is_an_error() -> None:
+def test_malformed_frames_are_errors() -> None:
     for nonsense in ((FRAME_BYTES_MAX + 1).to_bytes(4, "big"), b"\0\0\0\4[[]]", b'\0\0\0\x08["Nobody', b"\0\0\0\1\xff"):
         reader: FrameReader[object] = FrameReader(ToSupervisor)
         with pytest.raises((ValueError, msgspec.DecodeError)):
             list(reader.feed(nonsense + b"      "))
 
 
-def test_what_the_other_side_would_refuse_is_not_sent() -> None:
+def test_oversized_message_is_not_sent() -> None:
     with pytest.raises(FrameTooLarge, match="bytes of one IPC frame"):
         encode_frame([StoreResponse(1, "x" * FRAME_BYTES_MAX)])
 
@@ -108,7 +108,7 @@ def test_both_sides_see_the_same_page() -> None:
         theirs.close()
 
 
-def test_the_ends_of_a_line() -> None:
+def test_closing_one_end_ends_the_other() -> None:
     ours, theirs = pair()
     with ours, theirs:
         ours.sendall(b"x")

@@ -1,4 +1,4 @@
-"""The supervisor on the real store, in virtual time: whom it no longer trusts, and what must not get lost."""
+"""The supervisor on the real store, in virtual time: which leases it still trusts, and what must not get lost."""
 
 import asyncio
 from collections import deque
@@ -26,7 +26,7 @@ LEASE_S = 10.0
 
 
 class Bystanders:
-    """A child pool that runs nothing and writes down what it is told."""
+    """A child pool that runs nothing and records its calls."""
 
     def __init__(self) -> None:
         info = [TaskInfo(name="work", isolation="process"), TaskInfo(name="wait", isolation="loop")]
@@ -39,7 +39,7 @@ class Bystanders:
         self.abandoned: list[str] = []
 
     def report_to(self, supervisor_port: SupervisorPort) -> None:
-        """Nothing is ever told."""
+        """Ignore the supervisor: nothing is ever reported."""
 
     def room(self, kind: str) -> int:
         return self.rooms[kind]
@@ -64,17 +64,17 @@ class Bystanders:
         self.abandoned.append(job_id)
 
     def release_waiting(self, reason: str) -> None:
-        """Nothing waits here."""
+        """Do nothing: no job waits here."""
 
     def release_all(self, reason: str) -> None:
-        """Nothing runs here."""
+        """Do nothing: no job runs here."""
 
     def watch(self) -> None:
-        """Nothing to see."""
+        """Do nothing."""
 
 
 class Post:
-    """A supervisor at its seat."""
+    """A supervisor on a seat."""
 
     def __init__(self, stage: Stage, **options: object) -> None:
         self.stage = stage
@@ -98,7 +98,7 @@ class Post:
         await self.seat.store.queue.enqueue(jobs)
         self.supervisor.hear("anything")
         before = len(self.child_pool.started)
-        await self.supervisor.claim()
+        await self.supervisor.claimer.tick()
         return self.child_pool.started[before:]
 
     def job(self, job: Claimed, *columns: str) -> tuple[object, ...]:
@@ -115,7 +115,7 @@ def _said(job: Claimed, *lines: str, progress: int | None = None) -> Report:
 
 
 @virtual
-async def test_the_slots_of_each_kind_are_told_apart() -> None:
+async def test_slots_are_counted_by_kind() -> None:
     async with Stage() as stage:
         post = Post(stage)
         post.child_pool.rooms["process"] = 2
@@ -128,33 +128,35 @@ async def test_the_slots_of_each_kind_are_told_apart() -> None:
 
 
 @virtual
-async def test_a_job_that_was_heard_of_does_not_wait_for_a_look_around() -> None:
+async def test_announced_job_is_claimed_before_the_periodic_look() -> None:
     async with Stage() as stage:
         post = Post(stage)
         await post.take()
-        await asyncio.sleep(10)  # It is time to look for other queues, and at jobs that nobody knew.
+        await asyncio.sleep(10)  # It is time to look for other queues and unannounced jobs.
         await post.seat.store.queue.enqueue([NewJob(id="job_new", task="work")])
         await post.seat.store.queue.enqueue([NewJob(id="job_elsewhere", task="work", queue="other")])
         post.seat.driver.asking_s = 1.0
         post.supervisor.hear("ready default")
-        claiming = asyncio.ensure_future(post.supervisor.claim())
+        claiming = asyncio.ensure_future(post.supervisor.claimer.tick())
         await asyncio.sleep(1.5)
-        assert [job.job_id for job in post.child_pool.started[1:]] == ["job_new"], "one question was enough"
+        assert [job.job_id for job in post.child_pool.started[1:]] == ["job_new"], "one query was enough"
         await claiming
-        assert [job.job_id for job in post.child_pool.started[1:]] == ["job_new", "job_elsewhere"], "and then it looked"
+        assert [job.job_id for job in post.child_pool.started[1:]] == ["job_new", "job_elsewhere"], (
+            "the periodic look comes afterwards"
+        )
 
 
 @virtual
-async def test_an_end_does_not_overtake_what_was_said_before() -> None:
+async def test_end_does_not_overtake_earlier_reports() -> None:
     async with Stage() as stage:
         post = Post(stage)
         [job] = await post.take()
         post.supervisor.reported([_said(job, "one", progress=10)])
         await asyncio.sleep(1)
-        post.seat.driver.asking_s = 0.3  # The report is on its way,
-        reporting = asyncio.ensure_future(post.supervisor.report())
+        post.seat.driver.asking_s = 0.3  # The report is in flight,
+        reporting = asyncio.ensure_future(post.supervisor.reporter.tick())
         await asyncio.sleep(0.1)
-        post.seat.driver.asking_s = 0.0  # and what comes after it is faster.
+        post.seat.driver.asking_s = 0.0  # and the statement after it is faster.
         post.supervisor.reported([_said(job, "two", progress=20)])
         post.supervisor.ended(job, Raised('{"type":"X"}'))
         await post.supervisor.settle()
@@ -165,7 +167,7 @@ async def test_an_end_does_not_overtake_what_was_said_before() -> None:
 
 
 @virtual
-async def test_a_report_that_could_not_be_written_is_written_later() -> None:
+async def test_failed_report_is_written_later() -> None:
     async with Stage() as stage:
         post = Post(stage)
         [job] = await post.take()
@@ -173,7 +175,7 @@ async def test_a_report_that_could_not_be_written_is_written_later() -> None:
         post.seat.driver.is_down = True
         await asyncio.sleep(1)
         with pytest.raises(StoreUnavailable):
-            await post.supervisor.report()
+            await post.supervisor.reporter.tick()
         post.supervisor.reported([_said(job, "two")])
         post.supervisor.ended(job, Succeeded())
         with pytest.raises(StoreUnavailable):
@@ -185,7 +187,7 @@ async def test_a_report_that_could_not_be_written_is_written_later() -> None:
 
 
 class Picky:
-    """A store that takes no two reports at once, and goes away after the first."""
+    """A store that rejects two reports in one call, and is unavailable after the first."""
 
     def __init__(self, work: Any) -> None:
         self._work = work
@@ -204,7 +206,7 @@ class Picky:
 
 
 @virtual
-async def test_reports_that_are_written_one_by_one_are_all_written() -> None:
+async def test_reports_written_one_by_one_are_each_written_once() -> None:
     async with Stage() as stage:
         post = Post(stage)
         jobs = await post.take(3)
@@ -212,10 +214,10 @@ async def test_reports_that_are_written_one_by_one_are_all_written() -> None:
         post.supervisor.reported([_said(job, job.id) for job in jobs])
         await asyncio.sleep(1)
         with pytest.raises(StoreUnavailable):
-            await post.supervisor.report()
+            await post.supervisor.reporter.tick()
         assert len([job for job in jobs if post.log(job)]) == 1
         await asyncio.sleep(1)
-        await post.supervisor.report()
+        await post.supervisor.reporter.tick()
         assert [post.log(job) for job in jobs] == [[job.id] for job in jobs], "each of them, and once"
 
 
@@ -227,7 +229,7 @@ async def test_progress_is_written_twice_a_second_and_the_latest_wins() -> None:
         written = set()
         for percent in range(80):
             post.supervisor.reported([_said(job, progress=percent)])
-            await post.supervisor.report()
+            await post.supervisor.reporter.tick()
             written.add(post.job(job, "version", "progress"))
             await asyncio.sleep(REPORT_EVERY_S / 10)
         assert 7 <= len(written) <= 10
@@ -237,15 +239,15 @@ async def test_progress_is_written_twice_a_second_and_the_latest_wins() -> None:
 
 
 @virtual
-async def test_a_log_has_an_end_and_says_so() -> None:
+async def test_log_is_truncated_with_a_notice() -> None:
     async with Stage() as stage:
         post = Post(stage)
         [job] = await post.take(max_attempts=3)
         for _ in range(12):
             post.supervisor.reported([_said(job, *["x" * (1_000 - LOG_LINE_OVERHEAD)] * 100)])
             await asyncio.sleep(1)
-            await post.supervisor.keep()
-            await post.supervisor.report()
+            await post.supervisor.lease_extender.tick()
+            await post.supervisor.reporter.tick()
         log = post.log(job)
         assert sum(len(line) + LOG_LINE_OVERHEAD for line in log) <= LOG_BYTES_MAX + 100
         assert len(log) == LOG_BYTES_MAX // 1000 + 1
@@ -253,11 +255,11 @@ async def test_a_log_has_an_end_and_says_so() -> None:
         post.supervisor.ended(job, Released("enough"))
         await post.supervisor.settle()
         [again] = await post.take(0)
-        assert again.log_bytes == sum(len(line) + LOG_LINE_OVERHEAD for line in log), "the store counts as we do"
+        assert again.log_bytes == sum(len(line) + LOG_LINE_OVERHEAD for line in log), "the store has the same count"
 
 
 @virtual
-async def test_many_short_lines_are_written_in_parts_and_in_order() -> None:
+async def test_many_short_lines_are_written_in_order_in_batches() -> None:
     async with Stage() as stage:
         post = Post(stage)
         [flooding, other] = await post.take(2)
@@ -275,15 +277,15 @@ async def test_many_short_lines_are_written_in_parts_and_in_order() -> None:
         said = [str(number % 10) for number in range(LOG_BYTES_MAX)]
         post.supervisor.reported([_said(flooding, *said[:10_000], progress=5), _said(other, "a word")])
         await asyncio.sleep(REPORT_EVERY_S)
-        await post.supervisor.report()
+        await post.supervisor.reporter.tick()
         assert post.log(flooding) == said[:LINES_MAX]
         assert post.job(flooding, "progress") == (5,)
         await asyncio.sleep(REPORT_EVERY_S)
-        await post.supervisor.report()
-        assert post.log(other) == ["a word"], "it is not always the turn of the same"
+        await post.supervisor.reporter.tick()
+        assert post.log(other) == ["a word"], "no job is always first"
         await asyncio.sleep(REPORT_EVERY_S)
         with pytest.raises(StoreUnavailable):
-            await post.supervisor.report()
+            await post.supervisor.reporter.tick()
         post.supervisor.reported([_said(flooding, *said[10_000:], progress=7)])
         post.supervisor.ended(flooding, Succeeded(None))
         await post.supervisor.settle()
@@ -295,18 +297,18 @@ async def test_many_short_lines_are_written_in_parts_and_in_order() -> None:
 
 
 @virtual
-async def test_a_lease_that_cannot_be_extended_is_not_trusted() -> None:
+async def test_lease_that_cannot_be_extended_is_not_trusted() -> None:
     async with Stage() as stage:
         post = Post(stage)
         lost, known = await post.take(2)
         post.supervisor.ended(known, Succeeded("1"))
         post.seat.driver.is_down = True
         await asyncio.sleep(LEASE_S - post.supervisor.margin_s - 0.1)
-        await post.supervisor.watch()
+        await post.supervisor.lease_watchdog.tick()
         assert post.child_pool.abandoned == []
         await asyncio.sleep(0.2)
-        await post.supervisor.watch()
-        assert post.child_pool.abandoned == [lost.id], "it must not go on until somebody else can have it"
+        await post.supervisor.lease_watchdog.tick()
+        assert post.child_pool.abandoned == [lost.id], "it must stop before another worker can claim the job"
         assert [event.job_ids for event in stage.said(AttemptsLost)] == [(lost.id,)]
         post.supervisor.reported([_said(lost, "late", progress=50)])
         post.supervisor.ended(lost, Succeeded("2"))
@@ -315,21 +317,23 @@ async def test_a_lease_that_cannot_be_extended_is_not_trusted() -> None:
                 await post.supervisor.answer(StoreRequest(1, lost.id, lost.attempt, question, "[]"))
         post.seat.driver.is_down = False
         await post.supervisor.settle()
-        await post.supervisor.report()
-        assert post.job(known, "status", "result") == ("COMPLETED", "1"), "what is known is written when it can be"
+        await post.supervisor.reporter.tick()
+        assert post.job(known, "status", "result") == ("COMPLETED", "1"), (
+            "known outcomes are written once the store is back"
+        )
         assert post.job(lost, "status", "progress", "result") == ("RUNNING", 0, None)
         assert post.log(lost) == []
 
 
 class Unread(deque[Any]):
-    """A line that is taken from, but not looked through: it may be long, and is looked after often."""
+    """A queue that is popped but must not be scanned: it may be long, and is checked often."""
 
     def __iter__(self) -> Iterator[Any]:
         raise AssertionError("looked through")
 
 
 @virtual
-async def test_what_has_ended_is_not_looked_through_while_the_store_is_away() -> None:
+async def test_ended_jobs_are_not_scanned_during_a_store_outage() -> None:
     async with Stage() as stage:
         post = Post(stage)
         jobs = await post.take(3)
@@ -340,7 +344,7 @@ async def test_what_has_ended_is_not_looked_through_while_the_store_is_away() ->
         with pytest.raises(StoreUnavailable):
             await post.supervisor.settle()
         await asyncio.sleep(LEASE_S)
-        await post.supervisor.watch()
+        await post.supervisor.lease_watchdog.tick()
         assert post.child_pool.abandoned == [jobs[2].id]
         post.seat.driver.is_down = False
         await post.supervisor.settle()
@@ -348,12 +352,12 @@ async def test_what_has_ended_is_not_looked_through_while_the_store_is_away() ->
 
 
 @virtual
-async def test_an_attempt_that_was_given_to_others_is_abandoned_and_can_write_nothing() -> None:
+async def test_attempt_taken_over_by_another_worker_is_abandoned_and_fenced() -> None:
     async with Stage() as stage:
         post = Post(stage)
         [job] = await post.take(max_attempts=3)
         other = stage.seat("node_other").store
-        await asyncio.sleep(LEASE_S + 1)  # We stood still.
+        await asyncio.sleep(LEASE_S + 1)  # This worker was frozen.
         assert await other.housekeeping.expire(10) == [job.id]
         await other.housekeeping.promote(10)
         [again] = await other.work.claim("default", node="node_other", lease=60 * SECOND, limit=1)
@@ -367,7 +371,7 @@ async def test_an_attempt_that_was_given_to_others_is_abandoned_and_can_write_no
 
 
 @virtual
-async def test_cancels_and_the_steps_of_earlier_attempts_reach_the_child_pool() -> None:
+async def test_cancellations_and_steps_of_earlier_attempts_reach_the_child_pool() -> None:
     async with Stage() as stage:
         post = Post(stage)
         [job] = await post.take(max_attempts=3)
@@ -377,12 +381,12 @@ async def test_cancels_and_the_steps_of_earlier_attempts_reach_the_child_pool() 
         [again] = await post.take(0)
         assert (again.attempt, post.child_pool.kept) == (2, {job.id: {"first": "41"}})
         await post.seat.store.queue.cancel(job.id, author="me", reason="enough")
-        await post.supervisor.keep()
+        await post.supervisor.lease_extender.tick()
         assert post.child_pool.stopped == [(job.id, Cancelled("cancelled by me: enough"))]
 
 
 @virtual
-async def test_full_kinds_and_tasks_of_others_are_left_alone() -> None:
+async def test_jobs_without_free_slots_or_known_tasks_are_not_claimed() -> None:
     async with Stage() as stage:
         post = Post(stage)
         peer = Node(id="node_x", name="x", roles=("worker",), state={"worker": {"tasks": ["theirs", "work"]}})
@@ -403,7 +407,7 @@ async def test_full_kinds_and_tasks_of_others_are_left_alone() -> None:
 
 
 @virtual
-async def test_whoever_drains_takes_nothing_more() -> None:
+async def test_draining_worker_claims_nothing() -> None:
     async with Stage() as stage:
         post = Post(stage)
         [job] = await post.take()
@@ -417,22 +421,28 @@ async def test_whoever_drains_takes_nothing_more() -> None:
 
 
 @virtual
-async def test_who_has_nothing_to_do_rests() -> None:
-    """Also after a job, of which no moment may be left over in which a lease has to be extended."""
+async def test_idle_supervisor_rests() -> None:
+    """Also after a job: no lease extension may remain due."""
     async with Stage() as stage:
         post = Post(stage)
         [job] = await post.take()
-        await post.supervisor.keep()
+        await post.supervisor.lease_extender.tick()
         post.supervisor.ended(job, Succeeded())
         await post.supervisor.settle()
         await asyncio.sleep(LEASE_S)
         supervisor = post.supervisor
-        for tick in (supervisor.claim, supervisor.keep, supervisor.settle, supervisor.report, supervisor.watch):
+        for tick in (
+            supervisor.claimer.tick,
+            supervisor.lease_extender.tick,
+            supervisor.settle,
+            supervisor.reporter.tick,
+            supervisor.lease_watchdog.tick,
+        ):
             assert await tick() >= 1.0
 
 
 @virtual
-async def test_what_is_too_large_to_be_handed_over_is_parked_and_the_others_run() -> None:
+async def test_job_too_large_for_ipc_is_parked_and_the_others_run() -> None:
     async with Stage() as stage:
         post = Post(stage)
         jobs = await post.take(5)
@@ -458,7 +468,7 @@ async def test_what_is_too_large_to_be_handed_over_is_parked_and_the_others_run(
 
 
 @virtual
-async def test_a_node_that_tells_nonsense_ends_nobody() -> None:
+async def test_malformed_node_state_ends_no_worker() -> None:
     async with Stage() as stage:
         post = Post(stage)
         for number, state in enumerate(

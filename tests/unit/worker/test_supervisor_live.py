@@ -1,4 +1,4 @@
-"""What running attempts say is told live and rarely stored; the store gets all of it when it is not, and at the end."""
+"""Reports of running attempts go to the live channel and rarely to the store; the store gets all of them in the end."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from tests.unit.worker.test_supervisor import LEASE_S, Post
 
 
 class Told:
-    """The port `Live`, without a server behind it: it writes down what it is told."""
+    """The port `Live` without a server: it records its calls."""
 
     name = "told"
 
@@ -38,7 +38,7 @@ class Told:
         self.forgotten.append(job_id)
 
     async def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing."""
 
 
 def _report(job: Claimed, progress: int | None, *lines: str, metadata: str | None = None) -> Report:
@@ -51,7 +51,7 @@ def serial(detail: object) -> int:
 
 
 @virtual
-async def test_the_store_is_told_rarely_while_it_is_told_live() -> None:
+async def test_store_is_written_rarely_while_the_live_channel_works() -> None:
     async with Stage() as stage:
         live = Told()
         post = Post(stage, live=live)
@@ -62,8 +62,8 @@ async def test_the_store_is_told_rarely_while_it_is_told_live() -> None:
             versions: set[object] = set()
             for number in range(round(LEASE_S * 10)):
                 post.supervisor.reported([_report(job, number % 99, *lines)])
-                await post.supervisor.report()
-                await post.supervisor.keep()
+                await post.supervisor.reporter.tick()
+                await post.supervisor.lease_extender.tick()
                 versions.add(post.job(job, "version"))
                 await asyncio.sleep(0.1)
             assert abs(len(versions) - 1 - LEASE_S / every_s) <= 1, every_s
@@ -71,14 +71,14 @@ async def test_the_store_is_told_rarely_while_it_is_told_live() -> None:
         post.supervisor.reported([_report(job, 77, "the last line", metadata='{"a":1}')])
         post.supervisor.ended(job, Succeeded())
         await post.supervisor.settle()
-        assert post.log(job)[-1] == "the last line", "what was said last is stored before the end is"
+        assert post.log(job)[-1] == "the last line", "the last report is stored before the end"
         assert post.job(job, "status", "metadata") == ("COMPLETED", '{"a":1}')
         assert live.forgotten == [job.id]
         assert not live.may_tell(job.id, job.attempt)
 
 
 @virtual
-async def test_values_are_whole_and_numbered_as_in_the_store() -> None:
+async def test_live_values_are_complete_and_numbered_as_in_the_store() -> None:
     async with Stage() as stage:
         live = Told()
         post = Post(stage, live=live)
@@ -90,27 +90,27 @@ async def test_values_are_whole_and_numbered_as_in_the_store() -> None:
         assert (last.progress, last.metadata, last.serial) == (10, '{"rows":3}', 3)
         assert msgspec.json.decode(last.detail or "") == {"step": "Copy", "serial": 3}
         times = [at for value in live.values for at, _, _ in value.lines]
-        assert times == sorted(set(times)), "a line is known by its time"
+        assert times == sorted(set(times)), "a line is identified by its time"
         assert [value.after for value in live.values if value.lines] == [0, times[1]]
         await asyncio.sleep(CHECKPOINT_EVERY_S)
-        await post.supervisor.report()
+        await post.supervisor.reporter.tick()
         assert serial(post.job(job, "detail")[0]) == 3
-        await post.supervisor.keep()
+        await post.supervisor.lease_extender.tick()
         post.supervisor.reported([Report(job_id=job.id, attempt=job.attempt, detail="no JSON")])
         post.seat.driver.is_down = True
         await asyncio.sleep(CHECKPOINT_EVERY_S)
         try:
-            await post.supervisor.report()
+            await post.supervisor.reporter.tick()
         except StoreUnavailable:
             post.seat.driver.is_down = False
-        await post.supervisor.keep()
+        await post.supervisor.lease_extender.tick()
         await asyncio.sleep(CHECKPOINT_EVERY_S)
-        await post.supervisor.report()
+        await post.supervisor.reporter.tick()
         assert serial(post.job(job, "detail")[0]) == live.values[-1].serial == 4
 
 
 @virtual
-async def test_of_an_attempt_that_may_be_lost_nothing_is_told() -> None:
+async def test_attempt_with_an_untrusted_lease_reports_nothing() -> None:
     async with Stage() as stage:
         live = Told()
         post = Post(stage, live=live)
@@ -121,8 +121,8 @@ async def test_of_an_attempt_that_may_be_lost_nothing_is_told() -> None:
         assert not live.may_tell(job.id, job.attempt + 1)
         post.seat.driver.is_down = True
         await asyncio.sleep(LEASE_S - post.supervisor.margin_s + 0.1)
-        assert not live.may_tell(job.id, job.attempt), "what waits to be told is not told any more"
+        assert not live.may_tell(job.id, job.attempt), "pending reports are discarded"
         post.supervisor.reported([_report(job, 20)])
         assert len(live.values) == 1
-        await post.supervisor.watch()
+        await post.supervisor.lease_watchdog.tick()
         assert live.forgotten == [job.id]

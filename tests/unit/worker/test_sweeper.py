@@ -1,4 +1,4 @@
-"""What children have started is found and ended with few looks at the host, none of them on the event loop."""
+"""Subprocesses of children are found and ended with few scans of the process table, none on the event loop."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 @dataclass(frozen=True)
 class ProcessTree:
-    """Processes that carry one mark."""
+    """Processes that carry one marker."""
 
     pid: int
     mark: str
@@ -29,7 +29,7 @@ def _start(mark: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(["sh", "-c", "setsid sleep 613 & wait"], env=env, start_new_session=True)
 
 
-async def test_many_children_share_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_children_share_one_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[threading.Thread] = []
     take = ProcessTable.take
 
@@ -48,7 +48,7 @@ async def test_many_children_share_one_look(monkeypatch: pytest.MonkeyPatch) -> 
 
     sweeper, done = Sweeper(), asyncio.Event()
     try:
-        await async_wait_until(lambda: len(left()) == len(families), "what they start")
+        await async_wait_until(lambda: len(left()) == len(families), "their subprocesses")
         swept: list[int] = []
 
         def note(pid: int) -> None:
@@ -59,7 +59,7 @@ async def test_many_children_share_one_look(monkeypatch: pytest.MonkeyPatch) -> 
         for family in families:
             sweeper.sweep(family, lambda pid=family.pid: note(pid), with_head=False)  # type: ignore[misc]
         await async_wait_until(lambda: len(swept) == len(families), "the first sweep")
-        await async_wait_until(lambda: not left(), "the end of what they have started")
+        await async_wait_until(lambda: not left(), "the end of their subprocesses")
         for family in families:
             sweeper.sweep(family, lambda pid=family.pid: note(pid), with_head=True)  # type: ignore[misc]
         await asyncio.wait_for(done.wait(), DEADLINE_S)

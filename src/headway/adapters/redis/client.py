@@ -1,7 +1,7 @@
-"""A client of Redis, made alike for whatever Headway does there: locks, hints about ready jobs, live values.
+"""The Redis client for all uses in Headway: locks, hints about ready jobs, live values.
 
-It never tries again by itself and never waits without a bound: who asks knows better which endpoint comes next, and how
-long there is time.
+It never retries by itself and all waits are bounded: the caller knows better which endpoint to try next, and how much
+time is left.
 """
 
 import os
@@ -25,7 +25,7 @@ TEXT_LENGTH_MAX: Final = 200
 
 
 def read_address(url: str) -> AdapterUrl:
-    """Read a URL and whatever can be checked before anything is connected."""
+    """Parse a URL and check what can be checked before connecting."""
     address = AdapterUrl.parse(url, port=PORT)
     if not re.fullmatch("[0-9]{0,4}", address.path):
         raise InvalidConfig(f"the path of {address.scheme}:// is the number of a database, not {address.path[:40]!r}")
@@ -35,13 +35,13 @@ def read_address(url: str) -> AdapterUrl:
 
 
 def key_prefix(address: AdapterUrl) -> str:
-    """Return what all our keys begin with. Its braces keep them in one slot, for the sake of Redis Cluster."""
+    """Return the prefix of all keys. Its braces (hash tag) keep them in one slot of a Redis Cluster."""
     prefix = address.options.get("prefix", PREFIX)
     return prefix if "{" in prefix else f"{{{prefix}}}"
 
 
 def clients_of(address: AdapterUrl, *, node: str, answer_s: float, connections: int) -> list[Redis]:
-    """Make a client of each endpoint; nothing is connected before it is used, and again after `aclose`."""
+    """Make a client for each endpoint; it connects on first use, and again after `aclose`."""
     return [_client(address, endpoint, node, answer_s, connections) for endpoint in address.endpoints]
 
 
@@ -74,10 +74,10 @@ def _client(address: AdapterUrl, endpoint: tuple[str, int], node: str, answer_s:
 
 
 class _Connection(Connection):
-    """A connection that was lost a moment ago is lost, also where the event loop calls it a mistake to write to it."""
+    """A connection that reports a closed transport as a connection error, whatever the event loop raises."""
 
     async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
-        """Send; uvloop says `RuntimeError` where asyncio says nothing and the answer stays away."""
+        """Send; uvloop raises `RuntimeError` on a closed transport, where asyncio ignores the write."""
         try:
             await super().send_packed_command(command, check_health)
         except RuntimeError as error:
@@ -89,14 +89,14 @@ class _EncryptedConnection(_Connection, SSLConnection):
 
 
 def in_words(error: BaseException, *, answer_s: float) -> str:
-    """Say in a few words why Redis does not do its part, without its address."""
+    """Describe an error of Redis in a few words, without its address."""
     match error:
         case AuthenticationError():
-            return "the user or the password is refused"
+            return "the user or the password was refused"
         case NoPermissionError():
             return "this user may not run these commands on keys of this prefix"
         case RedisTimeout() | TimeoutError():
             return f"no answer within {answer_s:g} s"
     if isinstance(error.__context__, ConnectionError) and error.__context__.errno:
-        return os.strerror(error.__context__.errno).lower()  # The client's own words say the address once more.
+        return os.strerror(error.__context__.errno).lower()  # The client's own message repeats the address.
     return " ".join(str(error).split())[:TEXT_LENGTH_MAX] or type(error).__name__

@@ -1,16 +1,15 @@
-"""Locks on Redis: a key per lock that runs out by itself, and scripts that look at its owner before they touch it.
+"""Locks on Redis: a key with a TTL per lock, and scripts that check its owner before they change it.
 
-    {headway:}lock:NAME    the holder; it runs out with the lease
+    {headway:}lock:NAME    the holder; it expires with the lease
     {headway:}token        counts the grants, so tokens grow for as long as Redis keeps its data
-    {headway:}freed        the channel on which a lock that was given back is told
+    {headway:}freed        the channel that announces released locks
 
-Each operation is one script, so nothing happens between its look and its act, and one round trip, however many locks.
-The braces keep all keys in one slot, for the sake of Redis Cluster. Several endpoints are one Redis: a primary with its
-replicas, or the nodes of a cluster. A replica and a node without the slot refuse, and the next endpoint is tried, so
-the one that may write is found again after a fail-over. Redis replicates late, so a lock can be forgotten then; that is
-one of the things that the store makes harmless.
+Each operation is one script, so it is atomic and takes one round trip, however many locks. The braces (hash tag) keep
+all keys in one slot of a Redis Cluster. Several endpoints are one Redis: a primary with its replicas, or the nodes of a
+cluster. A replica or a node without the slot refuses, and the next endpoint is tried, so the primary is found again
+after a fail-over. Redis replicates asynchronously, so a fail-over can lose a lock; the store makes that harmless.
 
-Redis does not tell when a key runs out. Who is refused learns how long the lock still runs, and is woken then.
+Redis does not announce expired keys. A caller that is refused learns the remaining TTL, and is woken then.
 """
 
 import asyncio
@@ -25,12 +24,12 @@ from headway.core.clock import Clock, cancel_until_done
 from headway.core.errors import EngineUnavailable
 from headway.core.instants import MILLISECOND, Duration
 
-ANSWER_S_MAX: Final = 1.5  # For one endpoint: to connect, and again to answer.
+ANSWER_S_MAX: Final = 1.5  # For one endpoint: to connect, and again for the response.
 CALL_S_MAX: Final = 3.0  # For all of them together.
 CONNECTIONS_MAX: Final = 16
-QUIET_S: Final = 5.0  # A subscription that hears nothing for so long is asked whether it lives.
+QUIET_S: Final = 5.0  # A subscription that is silent for this long is pinged.
 LISTEN_AGAIN_S: Final = 1.0
-EXPIRY_S: Final = 0.01  # Redis counts in milliseconds; a little later the lock is surely gone.
+EXPIRY_S: Final = 0.01  # Redis counts in milliseconds; after this margin the lock has surely expired.
 
 ACQUIRE: Final = """
 local owner = redis.call('get', KEYS[1])
@@ -75,17 +74,17 @@ class RedisEngine:
         self._alarm: asyncio.TimerHandle | None = None
 
     async def acquire(self, name: str, *, holder: str, duration: Duration) -> int | None:
-        """Take a lock that is free, has run out or is the holder's own."""
+        """Acquire a lock that is free, has expired or is the holder's own."""
         keys = [self._lock(name), f"{self._prefix}token"]
         is_ours, number = await self._run(ACQUIRE, keys, holder, _millis(duration))
         if is_ours:
             return int(number)
-        if number >= 0:  # Not one that somebody has made without an end.
+        if number >= 0:  # Not for a key without a TTL, which is not ours.
             self._wake_after(number / 1_000 + EXPIRY_S)
         return None
 
     async def renew(self, names: Iterable[str], *, holder: str, duration: Duration) -> frozenset[str]:
-        """Extend those locks that are still the holder's."""
+        """Extend the locks that are still the holder's."""
         asked = list(names)
         if not asked:
             return frozenset()
@@ -93,18 +92,18 @@ class RedisEngine:
         return frozenset(asked[index - 1] for index in kept)
 
     async def release(self, names: Iterable[str], *, holder: str) -> None:
-        """Give back those locks that are the holder's, and tell who listens."""
+        """Release the holder's locks, and announce it."""
         if keys := [self._lock(name) for name in names]:
             await self._run(RELEASE, keys, holder, self._channel)
 
     async def watch(self, hear: Callable[[], None]) -> None:
-        """Call `hear` whenever a lock is given back, or one that was refused must have run out."""
+        """Call `hear` whenever a lock is released, or a refused one must have expired."""
         self._hear = hear
         if self._listener is None:
             self._listener = asyncio.create_task(self._keep_listening(), name="redis locks")
 
     async def close(self) -> None:
-        """Give back every connection."""
+        """Close every connection."""
         self._hear = None
         if self._alarm is not None:
             self._alarm.cancel()
@@ -121,12 +120,12 @@ class RedisEngine:
         return f"{self._prefix}freed"
 
     async def _run(self, script: str, keys: Sequence[str], *args: str | int) -> Any:
-        """Run a script at the endpoint that answered last, else at the next one that can."""
+        """Run a script at the endpoint that answered last, else at the next one that accepts it."""
         troubles: dict[str, str] = {}
         first, reached = self._at, None
         try:
             async with asyncio.timeout(CALL_S_MAX):
-                for turn in range(len(self._clients) + 1):  # Once more: Redis may just have closed the connection.
+                for turn in range(len(self._clients) + 1):  # Retried once: Redis may just have closed the connection.
                     index = (first + turn) % len(self._clients)
                     try:
                         answer: Any = await self._clients[index].eval(script, len(keys), *keys, *args)
@@ -137,14 +136,14 @@ class RedisEngine:
                         return answer
         except TimeoutError:
             troubles[self._endpoints[first]] = f"no answer within {CALL_S_MAX:g} s"
-        finally:  # Also when the caller does not want to wait any longer.
+        finally:  # Also if the caller gave up.
             self._at = (first + 1) % len(self._clients) if reached is None else reached
         raise EngineUnavailable(
             f"redis cannot be used: {'; '.join(f'{endpoint}: {words}' for endpoint, words in troubles.items())}"
         )
 
     def _wake_after(self, seconds: float) -> None:
-        """Be heard when the lock that was refused has run out, unless something earlier is waited for."""
+        """Schedule a wake-up for when the refused lock has expired, unless an earlier one is scheduled."""
         loop = asyncio.get_running_loop()
         at = loop.time() + seconds
         if self._hear is None or (self._alarm is not None and self._alarm.when() <= at):
@@ -164,11 +163,11 @@ class RedisEngine:
             try:
                 await self._listen(self._clients[turn % len(self._clients)])
             except (RedisError, OSError):
-                turn += 1  # Also replicas and every node of a cluster hear what is told.
+                turn += 1  # Replicas and all nodes of a cluster receive published messages too.
             await self._clock.rest(LISTEN_AGAIN_S, asyncio.Event())
 
     async def _listen(self, client: Redis) -> None:
-        """Listen until the connection is lost; one that stays silent when asked is as good as lost."""
+        """Listen until the connection is lost or does not answer a ping."""
         async with client.pubsub() as subscription:
             await subscription.subscribe(self._channel)
             is_asked = False
@@ -177,7 +176,7 @@ class RedisEngine:
                 if message is not None:
                     is_asked = False
                     if message["type"] in ("message", "subscribe") and self._hear is not None:
-                        self._hear()  # What was given back before we listened was told to nobody.
+                        self._hear()  # Locks may have been released before we listened.
                 elif is_asked:
                     return
                 else:

@@ -1,15 +1,16 @@
-"""Live values on Redis: what running attempts say of themselves reaches who looks at them before the store has it.
+"""Live values on Redis: progress of running attempts reaches readers before the store has it.
 
-    {headway:}live:JOB    the latest value of a running attempt with its last lines; it runs out by itself
-                          and the channel of the same name, on which each new value is told with its new lines
-    {headway:}live:*      the channel of those who follow everything: twice a second all new values of a node
+    {headway:}live:JOB    the latest value of a running attempt with its last log lines; it has a TTL
+                          and the channel of the same name, which carries each new value with its new lines
+    {headway:}live:*      the channel for followers of everything: all new values of a node, twice a second
 
-A worker tells a job's first word at once, and then the latest one so often that nobody notices the rest: forty times a
-second while somebody listens, four times while nobody does. Values go by the hundred in one script, so that their
-number costs little. What cannot be told within a second is not told; the worker writes to the store as if there were no
-Redis, and asks every second whether it is back. Who listens does the same.
+A worker publishes the first value of a job at once, and then the latest one at a limited rate: forty times a second
+with subscribers, four times without. Values are sent in batches of up to a hundred per script, so that their number
+costs little. A value that cannot be sent within a second is dropped; the worker writes to the store as if there were no
+Redis, and checks every second whether it is back. Subscribers do the same.
 
-Nothing here is believed by itself. Readers compare a value with the job in the store: see `operations/job_reader.py`.
+Live values are never trusted by themselves. Readers compare them with the job in the store: see
+`operations/job_reader.py`.
 """
 
 import asyncio
@@ -40,13 +41,13 @@ NAME: Final = "redis"
 EVERYTHING: Final = "*"
 TELL_EVERY_S: Final = 0.025
 UNHEARD_EVERY_S: Final = 0.25
-TOGETHER_S: Final = 0.005  # What comes within this time is told together.
+TOGETHER_S: Final = 0.005  # Values within this time are sent together.
 DIGEST_EVERY_S: Final = 0.5
 DIGEST_MAX: Final = 1_000
 LISTENERS_EVERY_S: Final = 2.0
 KEPT_S: Final = 30
 BATCH_MAX: Final = 250
-PER_SECOND_MAX: Final = 20_000  # Values that a node tells at most; a flood must not keep its loop from its work.
+PER_SECOND_MAX: Final = 20_000  # Limit of values per node; a flood must not block its event loop.
 LINES_MAX: Final = 200
 TAIL_MAX: Final = 100
 TAIL_BYTES_MAX: Final = 8_192
@@ -71,7 +72,7 @@ _decode: Final = msgspec.json.Decoder(list[Latest]).decode
 
 
 class _Link:
-    """A Redis, at whichever of its endpoints answers, and whether it does."""
+    """A Redis connection to the endpoint that answers, and its state."""
 
     def __init__(self, url: str, *, clock: Clock, node: str) -> None:
         address = read_address(url)
@@ -87,7 +88,7 @@ class _Link:
         return self._prefix + job_id
 
     def job_of(self, key: bytes) -> str:
-        """Return the job of a channel."""
+        """Return the job id of a channel."""
         return key.decode().removeprefix(self._prefix)
 
     @property
@@ -96,7 +97,7 @@ class _Link:
         return self._clients[self._at]
 
     def lost(self, error: BaseException) -> None:
-        """Note that Redis does not do its part; try the next endpoint from now on."""
+        """Note that Redis is unavailable; use the next endpoint from now on."""
         self._at = (self._at + 1) % len(self._clients)
         before, self.trouble = self.trouble, in_words(error, answer_s=ANSWER_S_MAX)
         if before is None:
@@ -104,33 +105,33 @@ class _Link:
             self.changed()
 
     def returned(self) -> None:
-        """Note that Redis does its part."""
+        """Note that Redis works."""
         if self.trouble is not None:
             self.trouble = None
             emit(EngineReturned(node=self._clock.node, engine=f"{NAME} (live)"))
             self.changed()
 
     async def close(self) -> None:
-        """Give back every connection."""
+        """Close every connection."""
         for client in self._clients:
             await client.aclose()
 
 
 @dataclass(slots=True)
 class _Speaker:
-    """A running attempt: what it has said, and what of it is to be told."""
+    """A running attempt: its latest values, and those not published yet."""
 
     latest: Latest
     next_at: float = 0.0
     after: Instant = 0
     lines: list[tuple[Instant, str, str]] = field(default_factory=list)
-    is_cut: bool = False  # More lines came than are told at once; the rest is for the store to tell.
+    is_cut: bool = False  # More lines came than are sent at once; followers get the rest from the store.
     tail_after: Instant = 0
     tail: deque[tuple[Instant, str, str]] = field(default_factory=deque)
     tail_bytes: int = 0
 
     def hear(self, latest: Latest) -> None:
-        """Take what the attempt says now."""
+        """Take a new report of the attempt."""
         self.latest = latest
         if not latest.lines:
             return
@@ -150,7 +151,7 @@ class _Speaker:
             self.tail_bytes -= len(text)
 
     def words(self) -> tuple[bytes, bytes]:
-        """Write what is kept for who comes later, and what is told now if that is not the same; then it is told."""
+        """Return the value to keep for later readers, and the one to publish if it differs; mark both as sent."""
         value = _encode([_with_lines(self.latest, self.tail_after, self.tail)])
         is_same = len(self.lines) == len(self.tail)
         news = b"" if is_same else _encode([_with_lines(self.latest, self.after, self.lines)])
@@ -165,7 +166,7 @@ def _with_lines(latest: Latest, after: Instant, lines: Collection[tuple[Instant,
 
 
 class RedisLive:
-    """The worker's side. The port `Live` says what its methods promise."""
+    """The publisher in a worker. The port `Live` documents its methods."""
 
     name: Final = NAME
 
@@ -175,7 +176,7 @@ class RedisLive:
         self._speakers: dict[str, _Speaker] = {}
         self._waiting: dict[str, _Speaker] = {}
         self._digest: dict[str, Latest] = {}
-        self._is_watched = False  # Whether anybody follows everything.
+        self._is_watched = False  # Whether the channel of everything has subscribers.
         self._digest_at = 0.0
         self._wake = asyncio.Event()
         self._may_tell: Callable[[str, int], bool] = lambda _job_id, _attempt: True
@@ -183,16 +184,16 @@ class RedisLive:
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing gets through."""
+        """The reason if nothing can be published."""
         return self._link.trouble
 
     def begin(self, may_tell: Callable[[str, int], bool], changed: Callable[[], None]) -> None:
-        """Start to tell."""
+        """Start to publish."""
         self._may_tell, self._link.changed = may_tell, changed
         self._task = asyncio.ensure_future(self._run())
 
     def tell(self, latest: Latest) -> None:
-        """Have this told soon."""
+        """Queue a report for publishing."""
         speaker = self._speakers.get(latest.job_id)
         if speaker is None or speaker.latest.attempt != latest.attempt:
             speaker = self._speakers[latest.job_id] = _Speaker(latest)
@@ -202,11 +203,11 @@ class RedisLive:
         self._waiting[latest.job_id] = speaker
 
     def waiting(self) -> int:
-        """How many jobs have said something that is not told yet."""
+        """The number of jobs with unpublished values."""
         return len(self._waiting)
 
     def forget(self, job_id: str) -> None:
-        """Tell nothing more of this job."""
+        """Publish nothing more of this job."""
         self._speakers.pop(job_id, None)
         self._waiting.pop(job_id, None)
         self._digest.pop(job_id, None)
@@ -232,7 +233,7 @@ class RedisLive:
             self._wake.clear()
 
     async def _round(self) -> float:
-        """Tell what is due; return how long to leave it at that. With nothing to tell, see whether Redis would."""
+        """Publish due values; return the seconds until the next tick. Without values, check that Redis answers."""
         now = self._clock.monotonic()
         due = [speaker for speaker in self._waiting.values() if speaker.next_at <= now]
         if self._link.trouble is not None or now >= self._digest_at:
@@ -254,7 +255,7 @@ class RedisLive:
             async with asyncio.timeout(ANSWER_S_MAX):
                 heard = await self._link.client.eval(_TELL, len(keys), *keys, KEPT_S, *arguments)
         except BaseException:
-            for speaker in mine:  # Unless they have ended meanwhile; their lines are the store's to tell.
+            for speaker in mine:  # Unless they have ended meanwhile; the store has their lines.
                 if self._speakers.get(speaker.latest.job_id) is speaker:
                     self._waiting[speaker.latest.job_id] = speaker
             raise
@@ -265,11 +266,11 @@ class RedisLive:
                 self._digest[speaker.latest.job_id] = speaker.latest
 
     async def _tell_everything(self, now: float) -> None:
-        """Tell those who follow everything what is new, and see whether there are any."""
+        """Publish new values to followers of everything, and note whether there are any."""
         told = [self._digest.pop(job_id) for job_id in list(self._digest)[:DIGEST_MAX]]
         message = _encode([_with_lines(latest, 0, ()) for latest in told])
         async with asyncio.timeout(ANSWER_S_MAX):
-            if self._link.trouble is not None:  # A Redis that is full lets us publish, and no more.
+            if self._link.trouble is not None:  # A full Redis still allows publishing.
                 await self._link.client.set(self._link.key("?"), b"", ex=1)
             self._is_watched = bool(await self._link.client.publish(self._link.key(EVERYTHING), message))
         self._digest_at = now + (DIGEST_EVERY_S if self._is_watched else LISTENERS_EVERY_S)
@@ -278,7 +279,7 @@ class RedisLive:
 
 
 class RedisView:
-    """The side of those who look. The port `LiveView` says what its methods promise."""
+    """The subscriber. The port `LiveView` documents its methods."""
 
     name: Final = NAME
 
@@ -295,11 +296,11 @@ class RedisView:
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing comes through."""
+        """The reason if nothing can be received."""
         return self._link.trouble
 
     async def latest(self, job_ids: Collection[str]) -> dict[str, Latest]:
-        """Return what is there of these jobs."""
+        """Return the latest values of these jobs."""
         if not job_ids or (self._link.trouble is not None and self._clock.monotonic() < self._again_at):
             return {}
         try:
@@ -309,28 +310,28 @@ class RedisView:
             self._lost(error)
             return {}
         if self._task is None:
-            self._link.returned()  # Otherwise whoever listens says so, when it can.
+            self._link.returned()  # Otherwise the listener notes when it works again.
         values = (value for data in found if isinstance(data, bytes) for value in _read(data))
         return {value.job_id: value for value in values if value.job_id in job_ids}
 
     def listen(self, hear: Callable[[Latest, bool], None]) -> None:
-        """Have what comes handed to `hear`."""
+        """Start to listen; values are passed to `hear`."""
         self._hear = hear
         self._task = asyncio.ensure_future(self._keep_listening())
 
     async def follow(self, job_id: str) -> None:
-        """Subscribe to a job, or to everything; what is there of it already is handed on."""
+        """Subscribe to a job, or to everything; pass on the values that exist already."""
         self._wanted.add(job_id)
         subscription = self._listening
         if subscription is None:
-            return  # It is subscribed to when there is a connection.
+            return  # The listener subscribes to it once connected.
         came = self._acknowledged.setdefault(job_id, asyncio.Event())
         try:
             async with asyncio.timeout(MOMENT_S):
                 await subscription.subscribe(self._link.key(job_id))
                 await came.wait()
         except (RedisError, OSError, TimeoutError):
-            return  # Who listens finds out, and subscribes again.
+            return  # The listener notices and subscribes again.
         await self._look([job_id])
 
     def leave(self, job_id: str) -> None:
@@ -350,18 +351,18 @@ class RedisView:
         task.add_done_callback(self._beside.discard)
 
     async def _unsubscribe(self, subscription: PubSub, job_id: str) -> None:
-        if job_id not in self._wanted:  # Somebody may have come back meanwhile.
+        if job_id not in self._wanted:  # A follower may have come back meanwhile.
             with suppress(RedisError, OSError):
                 await subscription.unsubscribe(self._link.key(job_id))
 
     async def _look(self, job_ids: Collection[str]) -> None:
-        """Hand on what was said before we listened."""
+        """Pass on values from before the subscription."""
         for latest in (await self.latest([job_id for job_id in job_ids if job_id != EVERYTHING])).values():
             if self._hear is not None:
                 self._hear(latest, False)
 
     async def _look_again(self, job_ids: Sequence[str]) -> None:
-        """Find out what was said while there was no connection, once all is subscribed to again."""
+        """Read the values missed while disconnected, once all subscriptions are restored."""
         with suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_S_MAX):
                 for job_id in job_ids:
@@ -387,11 +388,11 @@ class RedisView:
             await self._clock.rest(AGAIN_S, nothing)
 
     async def _listen(self, subscription: PubSub) -> None:
-        """Listen until the connection is lost; one that stays silent when asked is as good as lost."""
+        """Listen until the connection is lost or does not answer a ping."""
         async with asyncio.timeout(ANSWER_S_MAX):
-            # Subscribed to something at all times: without, the client would not read.
+            # Always keep one subscription: without one, the client would not read.
             await subscription.subscribe(self._link.key("?"))
-            self._listening, wanted = subscription, sorted(self._wanted)  # Who comes from now on subscribes itself.
+            self._listening, wanted = subscription, sorted(self._wanted)  # From now on followers subscribe themselves.
             if wanted:
                 await subscription.subscribe(*map(self._link.key, wanted))
         self._start(self._look_again(wanted))
@@ -420,7 +421,7 @@ class RedisView:
 
 
 def _read(data: bytes) -> list[Latest]:
-    """Read what somebody has written there; nothing when it was not one of us."""
+    """Decode a value; None if it is not one of ours."""
     try:
         return _decode(data) if len(data) <= MESSAGE_BYTES_MAX else []
     except (msgspec.DecodeError, RecursionError):
@@ -428,4 +429,4 @@ def _read(data: bytes) -> list[Latest]:
 
 
 def _nobody() -> None:
-    """Tell nobody: before anybody wants to know."""
+    """Ignore a value: the default before `start`."""

@@ -1,10 +1,10 @@
-"""Hints by Redis Streams: a stream for each queue, read by the one group `workers`.
+"""Hints through Redis Streams: one stream per queue, read by the consumer group `workers`.
 
-    {headway:}hints:QUEUE    entries with the one field `id`; about ten thousand at most, a day long after the last one
+    {headway:}hints:QUEUE    entries with the field `id`; about ten thousand at most; expires a day after the last one
 
-A group gives each entry to one of those who wait. Who has looked into the store deletes it. What a worker had taken
-when it died is taken over by others after a while (XAUTOCLAIM), though the sweep has found these jobs long before. A
-server that has lost its data gets streams and groups made anew. The braces keep all streams in one slot of a cluster.
+The group delivers each entry to one waiting worker, which deletes it after it has queried the store. Entries of a dead
+worker are taken over by others after a while (XAUTOCLAIM); the sweep has found these jobs long before. If the server
+has lost its data, streams and groups are created again. The braces keep all streams in one slot of a cluster.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from headway.core.ports import Hint
 
 GROUP: Final = "workers"
 LENGTH_MAX: Final = 10_000
-KEPT_S: Final = 86_400  # A stream that nobody writes or reads is forgotten after so long.
+KEPT_S: Final = 86_400  # An unused stream expires after this time.
 WAIT_S: Final = 1.0
 CONNECTIONS_MAX: Final = 8
 ANSWER_S_MAX: Final = 3.0  # Longer than a read waits for hints.
 RECLAIM_EVERY_S: Final = 15.0
-RECLAIM_IDLE_S: Final = 15.0  # Longer than a worker takes to look into the store, or to give a hint back.
+RECLAIM_IDLE_S: Final = 15.0  # Longer than a worker takes to query the store or return a hint.
 RECLAIM_MAX: Final = 100
 CONSUMER_KEPT_S: Final = 3_600
 _PLAUSIBLE: Final = re.compile(rb"[!-~]{1,64}")
@@ -48,7 +48,7 @@ class RedisTransport:
         self._node = node
         self._clients = clients_of(self._address, node=node, answer_s=ANSWER_S_MAX, connections=CONNECTIONS_MAX)
         self._at = 0
-        self._attended: dict[str, str] = {}  # The streams that we read, with their queues.
+        self._attended: dict[str, str] = {}  # The streams to read, with their queues.
         self._reclaim_at = 0.0
 
     async def announce(self, ready: Mapping[str, Sequence[str]]) -> None:
@@ -65,7 +65,7 @@ class RedisTransport:
             await pipeline.execute()
 
     async def attend(self, queues: Collection[str]) -> None:
-        """Read these streams from now on. Nothing is received that is not asked for, so there is nothing to return."""
+        """Read these streams from now on. Redis pushes nothing, so there is nothing to return."""
         streams = {self._key(queue): queue for queue in queues}
         new = streams.keys() - self._attended.keys()
         if new:
@@ -73,7 +73,7 @@ class RedisTransport:
         self._attended = streams
 
     async def take(self, limit: int) -> list[Hint]:
-        """Wait for entries that nobody else got."""
+        """Wait for new entries."""
         if not self._attended:
             return []
         if self._clock.monotonic() >= self._reclaim_at and (found := await self._reclaim()):
@@ -106,7 +106,7 @@ class RedisTransport:
             await pipeline.execute()
 
     async def give_back(self, hints: Sequence[Hint]) -> None:
-        """Add the entries once more, at the end, and delete ours."""
+        """Append the entries again, and delete the old ones."""
         async with self._talk() as client:
             pipeline = client.pipeline(transaction=True)
             for key, entries in _by_stream(hints).items():
@@ -120,7 +120,7 @@ class RedisTransport:
     async def close(self) -> None:
         """Leave the groups, and disconnect."""
         if self._attended:
-            with suppress(EngineUnavailable):  # Then the others forget us in an hour.
+            with suppress(EngineUnavailable):  # Otherwise other workers remove this consumer in an hour.
                 async with self._talk() as client:
                     pipeline = client.pipeline(transaction=False)
                     for key in self._attended:
@@ -130,10 +130,10 @@ class RedisTransport:
             with suppress(RedisError, OSError):
                 await client.aclose()
 
-    # --- what is done now and then
+    # --- maintenance
 
     async def _prepare(self, keys: Iterable[str]) -> None:
-        """Make streams and groups that are not there; a new group gets what was announced before it."""
+        """Create missing streams and groups; a new group starts with the entries that exist already."""
         async with self._talk() as client:
             for key in keys:
                 try:
@@ -144,7 +144,7 @@ class RedisTransport:
                 await client.expire(key, KEPT_S)
 
     async def _reclaim(self) -> list[Hint]:
-        """Take over what the dead have left, and forget them."""
+        """Take over entries of dead workers, and delete their consumers."""
         self._reclaim_at = self._clock.monotonic() + RECLAIM_EVERY_S * (0.5 + self._clock.chance.random())
         found: list[Hint] = []
         for key in self._attended:
@@ -158,7 +158,7 @@ class RedisTransport:
                 except ResponseError as error:
                     if not _is_forgotten(error):
                         raise
-                    continue  # The next read makes it anew.
+                    continue  # The next read creates it again.
             found += await self._read(key, entries)
         return found
 
@@ -168,7 +168,7 @@ class RedisTransport:
                 await client.xgroup_delconsumer(key, GROUP, consumer["name"])
 
     async def _read(self, key: str, entries: Sequence[_Entry]) -> list[Hint]:
-        """Make hints of entries. What somebody else has put into the stream is removed: nobody shall look for it."""
+        """Convert entries to hints; delete entries that are not ours."""
         queue, good, bad = self._attended.get(key), [], []
         for entry, fields in entries:
             job_id = (fields or {}).get(b"id", b"")
@@ -187,7 +187,7 @@ class RedisTransport:
 
     @asynccontextmanager
     async def _talk(self) -> AsyncIterator[Redis]:
-        """Have a client for a moment; whatever goes wrong with it, the next one tries the next server."""
+        """Use a client in a block; after any error the next use tries the next server."""
         at = self._at
         try:
             async with asyncio.timeout(ANSWER_S_MAX):
@@ -201,7 +201,7 @@ class RedisTransport:
 
 
 def _is_forgotten(error: ResponseError) -> bool:
-    """Say whether the server does not know the stream or its group."""
+    """Return whether the stream or its group does not exist."""
     return str(error).startswith(("NOGROUP", "no such key", "UNBLOCKED"))
 
 

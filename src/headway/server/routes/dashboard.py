@@ -1,11 +1,11 @@
-"""The dashboard at `/`: the files that its build has left in `static/dashboard`, and nothing that anybody must not see.
+"""The dashboard at `/`: the static files of its build in `static/dashboard`.
 
-The page is the same for everybody and holds no data, so it needs no credential; what it shows it asks of the API, which
-does. It works below any path, since it asks relative to where it is.
+The page contains no data, so it needs no credential; it loads its data from the API, which does. It works below any
+path, since its URLs are relative.
 
-`index.html` is asked for again at every visit and names the other files with a version, the hash of what is in them; so
-those are kept by browsers for good, and a new build is seen at once. Whoever builds while a server runs sees the new
-files at the next visit.
+Browsers revalidate `index.html` at every visit. It names the other files with a version, the hash of their content, so
+browsers cache those for good, and a new build is seen at once. A build while the server runs takes effect at the next
+visit.
 """
 
 import gzip
@@ -27,7 +27,7 @@ POLICY: Final = (
     "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 )
 START: Final = "index.html"
-# Path: file, type, what it is.
+# Path: file, type, description.
 FILES: Final = {
     "/": (START, "text/html; charset=utf-8", "The dashboard"),
     "/app.js": ("app.js", "text/javascript; charset=utf-8", "The script of the dashboard"),
@@ -43,17 +43,17 @@ NOT_BUILT: Final = """\
 <meta name="viewport" content="width=device-width">
 <link rel="icon" href="data:,">
 <title>Headway</title>
-<h1>Headway runs. Its dashboard is not built yet.</h1>
+<h1>Headway is running. The dashboard is not built yet.</h1>
 <p>In a clone of the repository, build it and open this page again:</p>
 <pre>make dashboard</pre>
-<p>Packages have it built in. The API is there all the same: <a href="docs">read about it</a>.</p>
+<p>Packages contain the built dashboard. The API works without it: <a href="docs">API reference</a>.</p>
 </html>
 """
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """What is sent of one file, as it is and packed, and the hash of it."""
+    """The content of one file, plain and compressed, and its hash."""
 
     body: bytes
     packed: bytes
@@ -65,7 +65,7 @@ _read: dict[Path, tuple[_Stamp, dict[str, _File]]] = {}
 
 
 def files_in(folder: Path) -> dict[str, _File]:
-    """Return the files of a build, read again when one of them has changed; nothing where it is not whole."""
+    """Return the files of a build, read again when one of them has changed; empty if the build is incomplete."""
     names = [name for name, *_ in FILES.values()]
     stamp = tuple(_stamp_of(folder / name) for name in names)
     known = _read.get(folder)
@@ -95,16 +95,16 @@ def _file(body: bytes) -> _File:
 
 
 def answer(request: Request, route: Route) -> Answer:
-    """Answer with a file of the dashboard; needs nothing but the file."""
+    """Return a file of the dashboard; this needs no store."""
     base, path = request.scope.get("root_path", ""), request.scope["path"]
-    if route.path == "/" and not path.endswith("/"):  # Relative addresses need the slash.
+    if route.path == "/" and not path.endswith("/"):  # Relative URLs need the slash.
         return Answer(status=307, headers={"Location": quote(base) + "/", "Cache-Control": ASK_AGAIN})
     name, media_type, _ = FILES[route.path]
     headers = {"Content-Security-Policy": POLICY, "Cache-Control": ASK_AGAIN, "Vary": "Accept-Encoding"}
     file = files_in(FOLDER).get(name)
     if file is None:
         if name != START:
-            raise Refused(404, "not_found", "the dashboard is not built; `make dashboard` builds it")
+            raise Refused(404, "not_found", "the dashboard is not built; build it with `make dashboard`")
         return Answer(NOT_BUILT.encode(), headers=headers, media_type=media_type)
     if request.query_params.get("v") == file.version:
         headers["Cache-Control"] = FOREVER
@@ -115,7 +115,7 @@ def answer(request: Request, route: Route) -> Answer:
 
 
 async def page(call: Call) -> Answer:
-    """Answer with the page, or with what it is made of."""
+    """Return the page or one of its files."""
     return answer(call.request, call.route)
 
 
@@ -126,7 +126,7 @@ ROUTES: Final = tuple(
         handler=page,
         role=None,
         summary=summary,
-        what="The same for everybody, without any data.",
+        what="A static file without any data.",
         tag="dashboard",
         answers={200: "…"} if name == START else {200: "…", 404: None},
         media_type=media_type,

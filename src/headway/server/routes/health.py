@@ -1,13 +1,14 @@
-"""Whether this process lives, and whether it is of use: /livez and /readyz.
+"""Liveness and readiness: /livez and /readyz.
 
-/livez answers as long as the event loop turns, and asks nobody: a process must not be killed because its store is away.
+/livez answers as long as the event loop runs, and checks nothing else: a process must not be killed because its store
+is unavailable.
 
-/readyz tells the truth about four things, each in a few words and without names of machines:
+/readyz reports four things, each in a few words and without host names:
 
-    store         takes a write within a moment, or it does not: then nothing can be promised to anybody: 503
-    loops         the loops of this process turn; one that stands still is a fault of this process: 503
-    leader        somebody decides the schedules; if nobody does, jobs can still be asked for and run: `degraded`, 200
-    engines       servers beside the store answer all nodes; if not, the store does their part: `degraded`, 200
+    store         accepts a write within a short time; if not, the process can promise nothing: 503
+    loops         the loops of this process run; if one is stuck, this process is broken: 503
+    leader        a scheduler is the leader; if not, jobs can still be enqueued and run: `degraded`, 200
+    engines       all nodes can reach the servers beside the store; if not, the store replaces them: `degraded`, 200
 """
 
 from typing import Final
@@ -20,12 +21,12 @@ ALIVE: Final = Answer({"status": "alive"})
 
 
 async def livez(_: Call) -> Answer:
-    """Say that the process answers."""
+    """Return 200: the process answers."""
     return ALIVE
 
 
 async def readyz(call: Call) -> Answer:
-    """Say whether it is worth asking this process for anything."""
+    """Return whether this process can serve requests."""
     found: Condition = await call.services.health.look()
     checks = {
         "store": found.store,
@@ -53,8 +54,8 @@ ROUTES: Final[tuple[Route, ...]] = (
         path="/livez",
         handler=livez,
         role=None,
-        summary="Does the process live?",
-        what="Answers as long as the process does, whatever the store is doing.",
+        summary="Is the process alive?",
+        what="Answers as long as the process runs, whatever the state of the store.",
         tag="operations",
         answers={200: {"status": "alive"}},
     ),
@@ -65,9 +66,9 @@ ROUTES: Final[tuple[Route, ...]] = (
         role=None,
         summary="Is the process ready to serve?",
         what=(
-            "503 when the store takes no writes (it does not answer, is read-only or full) or a loop of this process "
-            "stands still; true to within two seconds. `degraded` with 200 when nobody decides the schedules, or the "
-            "server that grants leases does not answer: jobs can still be asked for and run."
+            "503 if the store accepts no writes (it does not answer, is read-only or full) or a loop of this process "
+            "is stuck; at most two seconds old. `degraded` with 200 if no scheduler is the leader, or the server that "
+            "grants leases does not answer: jobs can still be enqueued and run."
         ),
         tag="operations",
         answers={200: _READY, 503: _UNREADY},

@@ -1,4 +1,4 @@
-"""`/metrics`: the numbers of the installation in the text format of Prometheus."""
+"""`/metrics`: the metrics of the installation in the Prometheus text format."""
 
 from typing import Final
 
@@ -8,12 +8,12 @@ MEDIA_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def metrics(call: Call) -> Answer:
-    """Write the numbers of the whole installation, which only who may see all tenants may see."""
+    """Return the metrics of the whole installation; this needs a token for all tenants."""
     call.need_all_tenants()
     return Answer(await call.services.metrics.text(), media_type=MEDIA_TYPE)
 
 
-_EXAMPLE: Final = """# HELP headway_oldest_undecided_seconds How long the oldest undecided instant has been due
+_EXAMPLE: Final = """# HELP headway_oldest_undecided_seconds Age of the oldest undecided instant
 # TYPE headway_oldest_undecided_seconds gauge
 headway_oldest_undecided_seconds 0.0
 """
@@ -24,7 +24,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         path="/metrics",
         handler=metrics,
         role="viewer",
-        summary="Numbers for Prometheus",
+        summary="Metrics for Prometheus",
         what="Of all tenants and nodes, in the text format; a token for all tenants is needed.",
         tag="operations",
         answers={200: _EXAMPLE},

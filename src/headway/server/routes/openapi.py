@@ -1,10 +1,10 @@
-"""/openapi.json, made from the same tables of routes that answer, and /docs, a page that shows it.
+"""/openapi.json, generated from the route tables that serve requests, and /docs, a page that shows it.
 
-Nothing is described by hand that the tables know: which answers an operation can give follows from what it takes (a
-body, a name in the path, a role), so that a new route is complete here as soon as it exists.
+Nothing is written by hand that can be derived: the possible responses follow from what a route takes (a body, a name in
+the path, a role), so a new route is documented as soon as it exists.
 
-The specification and the page need a credential like everything else (`viewer`). A browser, which opens a page
-without one, is asked for a token by itself: see `browser_credential`.
+The specification and the page need a credential like everything else (`viewer`). A browser sends none when it opens a
+page, so it is asked for a token: see `browser_credential`.
 """
 
 import base64
@@ -27,62 +27,62 @@ JSON: Final = "application/json"
 EVENT_STREAM: Final = "text/event-stream"
 
 ABOUT: Final = """\
-Jobs, schedules and everything around them: ask, follow, steer.
+Read, follow and control jobs, schedules and everything around them.
 
-Times are ISO 8601 in UTC with `Z`, durations are text such as `90s` or `1h30m`. Lists come in pages: ask again with
-`cursor` = `next_cursor` until that is null. A `GET` has an `ETag`; send it as `If-None-Match`, and what has not changed
-costs an empty 304. A `POST` that makes something can be repeated with the same `Idempotency-Key`. Every answer has an
-`X-Request-ID`; every error says `code`, `message` and perhaps a `hint`.
+Times are ISO 8601 in UTC with `Z`; durations are strings such as `90s` or `1h30m`. Lists are paginated: repeat the
+request with `cursor` = `next_cursor` until that is null. The response to a `GET` has an `ETag`; send it as
+`If-None-Match` to get an empty 304 if nothing has changed. A `POST` that creates something can be repeated with the
+same `Idempotency-Key`. Every response has an `X-Request-ID`; every error has `code`, `message` and perhaps a `hint`.
 
 `GET /api/ws` is a WebSocket: send `{"subscribe": {"job": "job_…"}}`, get the events of `/api/jobs/{id}/events`.
 """
 
 TAGS: Final = {
-    "jobs": "Units of work: enqueue, look, cancel, retry.",
-    "follow": "See what happens while it happens.",
-    "schedules": "When tasks run, and what was decided about every instant.",
-    "operations": "Queues, workers, nodes, figures, dead letters, the audit; health and metrics.",
-    "webhooks": "Be told when jobs end.",
-    "access": "Tokens and sessions, and the audit log of what people did.",
+    "jobs": "Units of work: enqueue, read, cancel, retry.",
+    "follow": "Live updates: streams of events.",
+    "schedules": "When tasks run, and the decision about each instant.",
+    "operations": "Queues, workers, nodes, statistics, dead letters, the audit; health and metrics.",
+    "webhooks": "Notifications when jobs end.",
+    "access": "Tokens, sessions and the audit log.",
     "dashboard": "The page at `/`.",
     "docs": "This specification.",
 }
 
-# Status: what it says, for which code, with which words.
+# Status: description, error code, example message.
 _ERRORS: Final[Mapping[int, tuple[str, str, str]]] = {
     400: (
-        "The request is no HTTP, or its body no JSON",
+        "The request is malformed, or its body is not JSON",
         "not_json",
         "the body is not JSON: Expecting value: line 1 column 1 (char 0)",
     ),
-    401: ("No credential, or one that does not count (any more)", "unauthorized", "a token is needed"),
-    403: ("The role or the tenant of the credential is not enough", "forbidden", "this needs the role operator"),
+    401: ("No credential, or an invalid, revoked or expired one", "unauthorized", "a token is required"),
+    403: ("The role or the tenant of the credential is not sufficient", "forbidden", "the role operator is needed"),
     404: (
         "It does not exist, or belongs to another tenant",
         "not_found",
-        "there is no job job_01m7h07rq30wjd03gjnmt8r3pz",
+        "no job has the id 'job_01m7h07rq30wjd03gjnmt8r3pz'",
     ),
     408: ("The body did not arrive in time", "too_slow", "the body did not arrive within 30 seconds"),
-    409: ("It contradicts what is there", "conflict", "the job has ended: COMPLETED"),
-    412: ("It was changed by somebody else since it was read", "changed", "the schedule has revision 4 by now"),
+    409: ("It conflicts with the current state", "conflict", "the job has ended: COMPLETED"),
+    412: ("It has changed since it was read", "changed", "schedule 'nightly' has revision 4; read it again"),
     413: ("The body is too large", "too_large", "the body may have at most 1,048,576 bytes"),
     415: ("The body is not of the type application/json", "not_json", "the body must be JSON"),
     422: ("A value is wrong; the message names it", "invalid", "limit must be a whole number from 1 to 200"),
     429: ("Too many requests or failures; try again after `Retry-After`", "too_many", "too many wrong tokens"),
-    500: ("A mistake of ours; the log has it under the request id", "internal", "something went wrong here"),
+    500: ("Internal error; the log of the server has it under the request id", "internal", "internal error"),
     503: ("The store does not answer; try again after `Retry-After`", "store_unavailable", "the store does not answer"),
-    507: ("The store is full; nothing was written", "store_full", "the store has no room left; nothing was written"),
+    507: ("The store is full; nothing was written", "store_full", "the store is full and nothing was written"),
 }
 _WAITS: Final = (429, 503, 507)
 
 _REQUEST_HEADERS: Final[Mapping[str, tuple[str, str]]] = {
-    "Idempotency-Key": ("the same key with the same arguments gives the same job", "report-2027-01-31"),
-    "If-Match": ("the ETag of what is to be changed, or `*`; refused with 412 when it has changed since", '"3"'),
-    "If-None-Match": ("the ETag of the last answer; 304 when nothing has changed", '"17"'),
-    "Last-Event-ID": ("the id of the last event that arrived; the stream goes on behind it", "17"),
-    "Accept": ("`text/event-stream` for a stream instead of one answer", JSON),
+    "Idempotency-Key": ("the same key with the same arguments returns the same job", "report-2027-01-31"),
+    "If-Match": ("the ETag of the resource to change, or `*`; 412 if it has changed since", '"3"'),
+    "If-None-Match": ("the ETag of the last response; 304 if nothing has changed", '"17"'),
+    "Last-Event-ID": ("the id of the last event received; the stream resumes after it", "17"),
+    "Accept": ("`text/event-stream` for a stream instead of one response", JSON),
 }
-_ONLY_NEW: Final = ("`*`: only if there is none of that name yet; refused with 412 else", "*")
+_ONLY_NEW: Final = ("`*`: create only; 412 if the name exists", "*")
 
 _EVENTS: Final = """\
 retry: 1000
@@ -140,7 +140,7 @@ def document(routes: Sequence[Route], *, prefix: str = "") -> dict[str, Any]:
                 "token": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "Made by `headway tokens create`. On loopback none is needed until there is one.",
+                    "description": "Created with `headway tokens create`. Not needed on loopback until one exists.",
                 }
             },
         },
@@ -160,7 +160,7 @@ def _schema_of_anything(kind: type) -> dict[str, Any]:
 
 
 def _operation_ids(routes: Sequence[Route]) -> dict[int, str]:
-    """Name each operation after its function; where two are named alike, with the tag in front."""
+    """Name each operation after its function; if two have the same name, prefix it with the tag."""
     names = Counter(route.handler.__name__ for route in routes)
     return {
         id(route): route.handler.__name__ if names[route.handler.__name__] == 1 else _long_name(route)
@@ -198,7 +198,7 @@ def _description(route: Route) -> str:
     return f"{route.what}\n\n{role}".strip()
 
 
-# --- what goes in
+# --- requests
 
 
 def _parameters(route: Route) -> Iterator[dict[str, Any]]:
@@ -226,7 +226,7 @@ def _parameters(route: Route) -> Iterator[dict[str, Any]]:
 
 
 def _path_example(route: Route, name: str) -> str:
-    """Return an example for a part of the path, by what stands in front of it."""
+    """Return an example for a path parameter, by the segment before it."""
     before = route.path.partition(f"/{{{name}")[0].rpartition("/")[2]
     return _PATH_EXAMPLES.get(before, "x")
 
@@ -252,7 +252,7 @@ def _param_schema(param: Param) -> dict[str, Any]:
 
 
 def _request_headers(route: Route) -> list[str]:
-    """Return the headers that count: those that the route names, and for what can be kept, `If-None-Match`."""
+    """Return the request headers: those that the route names, and `If-None-Match` for cacheable responses."""
     named = [header for header in route.headers if header in _REQUEST_HEADERS and header != "Accept"]
     return named + (["If-None-Match"] if _can_be_unchanged(route) and "If-None-Match" not in named else [])
 
@@ -261,7 +261,7 @@ def _can_be_unchanged(route: Route) -> bool:
     return route.method == "GET" and not route.is_stream and not isinstance(route.answers.get(200, ""), str)
 
 
-# --- what comes out
+# --- responses
 
 
 def _responses(route: Route) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -273,13 +273,13 @@ def _responses(route: Route) -> Iterator[tuple[int, dict[str, Any]]]:
         elif example is not None:
             yield status, {**_answer(route, status, example), "description": _ERRORS[status][0]}
     if _can_be_unchanged(route):
-        yield 304, {"description": "Unchanged since the answer with that ETag", "headers": _etag()}
+        yield 304, {"description": "Unchanged since the response with that ETag", "headers": _etag()}
     for status in error_statuses(route) - {status for status, example in shown.items() if example is not None}:
         yield status, {"$ref": f"#/components/responses/{status}"}
 
 
 def error_statuses(route: Route) -> set[int]:
-    """Derive from what a route takes what it may answer when something is wrong."""
+    """Derive the possible error responses of a route from what it takes."""
     writes = route.method != "GET"
     found = {status for status in route.answers if status >= 400} | {400, 422, 500, 503}
     if route.role is not None:
@@ -305,7 +305,7 @@ def _answer(route: Route, status: int, example: Any) -> dict[str, Any]:
 
 
 def _words(status: int) -> str:
-    return {200: "Done", 201: "Made; it is durable", 202: "Accepted; it is durable", 204: "Done; nothing to say"}.get(
+    return {200: "Done", 201: "Created; it is durable", 202: "Accepted; it is durable", 204: "Done; no content"}.get(
         status, "Done"
     )
 
@@ -332,7 +332,7 @@ def _as_example(example: Any) -> dict[str, Any]:
 
 
 def _inferred(example: Any) -> dict[str, Any]:
-    """Describe what an example is an example of: a shape that is known, else what can be seen; nulls may be there."""
+    """Derive a schema from an example: a known struct, else from its values; fields that are null are nullable."""
     match example:
         case dict():
             shape = schemas.shape_of(example)
@@ -360,7 +360,7 @@ def _part(value: Any) -> dict[str, Any]:
 
 
 def _etag() -> dict[str, Any]:
-    return {"ETag": {"description": "of this state of it", "schema": {"type": "string"}}}
+    return {"ETag": {"description": "of this version", "schema": {"type": "string"}}}
 
 
 def _error(status: int) -> dict[str, Any]:
@@ -394,11 +394,11 @@ _POLICY: Final = (
 
 
 _PREFIXES_MAX: Final = 8
-_written: Final[dict[str, bytes]] = {}  # By prefix: it takes as long to write as a hundred other answers.
+_written: Final[dict[str, bytes]] = {}  # Cached by prefix: generating it costs as much as a hundred other responses.
 
 
 async def specification(call: Call) -> Answer:
-    """Answer with the specification of everything that this server answers."""
+    """Return the OpenAPI specification of this server."""
     prefix = call.request.scope.get("root_path", "")
     if prefix not in _written:
         if len(_written) >= _PREFIXES_MAX:
@@ -408,7 +408,7 @@ async def specification(call: Call) -> Answer:
 
 
 async def page(call: Call) -> Answer:
-    """Answer with the page, or with what it is made of."""
+    """Return the page or one of its files."""
     name, media_type = _PAGES[call.route.path]
     return Answer(_static(name), headers={"Content-Security-Policy": _POLICY}, media_type=media_type)
 
@@ -419,15 +419,15 @@ def _static(name: str) -> bytes:
 
 
 def is_page(route: Route) -> bool:
-    """Say whether people open this in a browser, which sends no token of its own accord."""
+    """Return whether people open this path in a browser, which sends no token by itself."""
     return route.tag == "docs"
 
 
 def browser_credential(authorization: str | None) -> str | None:
-    """Read a token that a browser has asked for: it sends it as the password of HTTP Basic, whatever the user.
+    """Return the token that a browser sends as the password of HTTP Basic, with any user name.
 
-    This counts for pages only. A browser adds the password also to requests that other sites have it send, so it must
-    not count where something is changed.
+    This is accepted for pages only. A browser also adds the password to cross-site requests, so it must not authorize
+    changes (CSRF).
     """
     scheme, _, value = (authorization or "").strip().partition(" ")
     if scheme.lower() != "basic":
@@ -456,7 +456,7 @@ ROUTES: Final = (
             handler=page,
             role="viewer",
             summary=summary,
-            what="A browser asks for the token by itself: any user name, the token as the password.",
+            what="A browser asks for credentials: enter any user name, and the token as the password.",
             tag="docs",
             answers={200: "…"},
         )

@@ -1,7 +1,7 @@
 """The routes of queues, workers, nodes and monitoring.
 
-A caller of one tenant sees queues and figures of its own jobs only, and neither nodes nor workers. What stops or moves
-jobs of all tenants (pausing a queue, draining a worker) needs a token for all tenants.
+A caller of one tenant sees queues and statistics of its own jobs only, and neither nodes nor workers. Actions that
+affect jobs of all tenants (pausing a queue, draining a worker) need a token for all tenants.
 """
 
 from typing import Final

@@ -1,12 +1,12 @@
-"""Signing in with a browser: a token is shown once, and a cookie that only the browser can read stands for it.
+"""Sessions: a browser sends a token once, and gets an HttpOnly cookie that stands for it.
 
-The cookie is random and known to the store by its hash, beside the hash of the token it was begun with. So it works in
-every process and after a restart, a copy of the database signs nobody in, and a token that is revoked takes its
-sessions along. It is not the token: whoever steals it from a browser has it until then, and cannot use it elsewhere.
+The cookie is random. The store has its hash, beside the hash of the token it was created with. So it works in every
+process and after a restart, a copy of the database lets no one sign in, and revoking the token ends its sessions. The
+cookie is not the token: a stolen cookie is useless after that, and is not valid as a token.
 
-A browser adds cookies of its own accord, also to what pages of others have it ask. Therefore the cookie counts only for
-asking (`SameSite=Strict` keeps even that from other sites); whoever changes something with it must come from a page
-of this very server, as `Sec-Fetch-Site` or `Origin` tell, which pages cannot forge.
+Browsers add cookies by themselves, also to cross-site requests (CSRF). Therefore the cookie alone authorizes only reads
+(and `SameSite=Strict` keeps it out of cross-site requests); a change must come from a page of this server, according to
+`Sec-Fetch-Site` or `Origin`, which pages cannot forge.
 """
 
 import re
@@ -34,17 +34,17 @@ _SECURE_PREFIXES: Final = ("__Host-", "__Secure-")
 
 
 class Credentials(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What somebody signs in with."""
+    """The body of a sign-in."""
 
     token: Annotated[
-        str, msgspec.Meta(min_length=1, max_length=512, description="a token as `headway tokens create` makes it")
+        str, msgspec.Meta(min_length=1, max_length=512, description="a token, as created by `headway tokens create`")
     ]
 
 
 def comes_from_here(request: HTTPConnection) -> bool | None:
-    """Say whether a page of this server asks; None where nothing tells, as with programs that are no browsers."""
+    """Return whether a page of this server sent the request; None if unknown, as with clients other than browsers."""
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
-    if site == "same-origin":  # Counts also behind a proxy that has the server called by another name.
+    if site == "same-origin":  # Also correct behind a proxy that uses another host name.
         return True
     if site not in (None, "none"):
         return False
@@ -52,18 +52,18 @@ def comes_from_here(request: HTTPConnection) -> bool | None:
 
 
 def sends_token(request: HTTPConnection) -> bool:
-    """Say whether a token came along, which no browser sends of its own accord."""
+    """Return whether the request has a token, which browsers never add by themselves."""
     return request.headers.get("authorization", "").lower().startswith("bearer ")
 
 
 def require_own_page(request: HTTPConnection) -> None:
-    """Refuse what a browser that is signed in was made to ask by somebody else's page."""
+    """Refuse a request with a session that a foreign page caused (CSRF)."""
     if comes_from_here(request) is not True and not sends_token(request):
-        raise Refused(403, "forbidden", "with a session only pages of this server may do this; programs send a token")
+        raise Refused(403, "forbidden", "with a session, only pages of this server may do this; programs send a token")
 
 
 def session_of(request: HTTPConnection) -> str | None:
-    """Return what the browser keeps of its session."""
+    """Return the session cookie of a request."""
     cookies = request.cookies
     for name in _names(request):
         value = cookies.get(name)
@@ -73,7 +73,7 @@ def session_of(request: HTTPConnection) -> str | None:
 
 
 def _names(request: HTTPConnection) -> Iterator[str]:
-    """Yield what the cookie may be called here: browsers do not tell two ports of a machine apart, names do."""
+    """Yield the possible cookie names: browsers share cookies between ports of a host, so the name has the port."""
     port = _PORT.search(request.headers.get("host", ""))
     name = f"{COOKIE}_{port[1]}" if port else COOKIE
     for prefix in _SECURE_PREFIXES:
@@ -82,9 +82,9 @@ def _names(request: HTTPConnection) -> Iterator[str]:
 
 
 def _cookie(request: HTTPConnection, value: str, seconds: int) -> str:
-    """Write the cookie, as closed as the connection allows."""
+    """Return the Set-Cookie header, as restrictive as the connection allows."""
     path = quote(request.scope.get("root_path", "")) or "/"
-    # A proxy that ends TLS in front of us does not tell in a way that could be trusted; the browser does.
+    # A proxy that ends TLS reports that in no trustworthy way; the browser's Origin does.
     is_secure = request.url.scheme == "https" or request.headers.get("origin", "").startswith("https://")
     host, secure, plain = _names(request)
     name = plain if not is_secure else host if path == "/" else secure
@@ -93,7 +93,7 @@ def _cookie(request: HTTPConnection, value: str, seconds: int) -> str:
 
 
 async def sign_in(call: Call) -> Answer:
-    """Begin a session with a token."""
+    """Create a session with a token."""
     given = await call.body(Credentials)
     token = given.token.strip()
     gate, sessions = call.services.auth, call.services.sessions
@@ -125,7 +125,7 @@ async def sign_out(call: Call) -> Answer:
 
 
 async def _end(call: Call, value: str) -> None:
-    if await call.services.auth.knows_session(hash_secret(value)):  # Anybody can send a cookie; few are worth a write.
+    if await call.services.auth.knows_session(hash_secret(value)):  # Write only if it exists.
         await call.services.sessions.sign_out(hash_secret(value))
     call.services.auth.forget_session(hash_secret(value))
 
@@ -141,11 +141,11 @@ ROUTES: Final[tuple[Route, ...]] = (
         handler=sign_in,
         role=None,
         summary="Sign in",
-        what="For browsers: the answer sets a cookie that stands for the token, for seven days at most. Programs send"
+        what="For browsers: the response sets a cookie that stands for the token, for up to seven days. Programs send"
         " the token with each request instead.",
         tag="access",
         body=Credentials,
-        body_bytes_max=CREDENTIALS_BYTES_MAX,  # Anybody may send one.
+        body_bytes_max=CREDENTIALS_BYTES_MAX,  # Small, since it needs no credential.
         body_example={"token": "hw_…"},
         answers={201: example_of(BrowserSession), 401: None, 403: None, 429: None},
     ),
@@ -155,7 +155,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         handler=sign_out,
         role=None,
         summary="Sign out",
-        what="The session counts no more; the token still does. Without a session nothing happens.",
+        what="The session is no longer valid; the token still is. Without a session nothing happens.",
         tag="access",
         answers={204: None, 403: None},
     ),

@@ -1,12 +1,12 @@
-"""Ways to follow: a long poll, server-sent events of one job or of all, and a WebSocket with the same events.
+"""Ways to follow jobs: long polling, server-sent events of one job or of all, and a WebSocket with the same events.
 
-Events of one job are numbered by its versions: who comes back with the last number it has seen (`Last-Event-ID`,
-`since`) gets what came after it, from the records, or `resync` with the whole job when they are gone. Followers of
-everything come back with a cursor and may be told something twice: an event whose version of that job is not newer
-than what one knows is to be ignored.
+Events of one job are numbered by its versions. A client that reconnects with the last number it saw (`Last-Event-ID`,
+`since`) gets the events after it from the records, or `resync` with the complete job if they are gone. Followers of
+everything reconnect with a cursor and may get an event twice: a client ignores an event whose version of the job is not
+newer than the one it has.
 
-What a job says live comes between its versions and has no number; lines of its log that were told live are named in the
-place that a follower comes back with (`17.2.1801375200104000`: version 17, and of attempt 2 the lines up to that time).
+Live values come between the versions and have no number. Log lines that were sent live are part of the position with
+which a follower reconnects (`17.2.1801375200104000`: version 17, and the lines of attempt 2 up to that time).
 """
 
 import asyncio
@@ -25,12 +25,11 @@ from headway.core.jobs import Job
 from headway.core.schedule_names import schedule_name
 from headway.core.tenants import DEFAULT_TENANT
 from headway.operations.caller import Principal
-from headway.operations.job_context import why as why_of
-from headway.operations.job_reads import PLAIN, visible_job
+from headway.operations.job_reads import PLAIN, needed_explanation, visible_job
 from headway.operations.job_source import length_of, serial_of
 from headway.server.fanout import Fanout
 from headway.server.followers import Follower, StreamEvent, StreamPosition, job_event, log_event
-from headway.server.offload import SMALL_BYTES_MAX, Offload
+from headway.server.offload import SMALL_BYTES_MAX, ThreadOffload
 from headway.server.operation_routes import params_of
 from headway.server.refusals import Refused
 from headway.server.web import Answer, Call, Param, Route
@@ -43,7 +42,7 @@ VALID_EVERY_S: Final = 2.0
 PULSE_S: Final = 1.0
 SEND_S_MAX: Final = 30.0
 WAIT_S_MAX: Final = 60.0
-REPLAY_BYTES_MAX: Final = 256 << 10  # Of versions that are told again; instead of more, the job as it is.
+REPLAY_BYTES_MAX: Final = 256 << 10  # Versions that are replayed; if there are more, the current job is sent instead.
 
 FILTERS: Final = params_of(JobFilter, "status", "type", "queue", "tenant", "schedule", "tag", "key")
 SINCE: Final = Param("since", "the last version that you know", "int", low=0, high=10**15)
@@ -65,7 +64,7 @@ async def events_of_job(call: Call) -> "Stream":
 
 
 def place_of(text: str) -> StreamPosition | None:
-    """Read up to where somebody has been told; None when it is no place."""
+    """Parse the position of a client; None if it is malformed."""
     found = _PLACE.fullmatch(text)
     return None if found is None else StreamPosition(*(int(part) for part in found.groups("0")))
 
@@ -73,7 +72,7 @@ def place_of(text: str) -> StreamPosition | None:
 async def follow_job(
     fanout: Fanout, call: Call, job_id: str, known: StreamPosition | None
 ) -> tuple[Follower, list[StreamEvent]]:
-    """Start to follow a job; return also what comes first: all of it, or what came after the version that is known."""
+    """Start to follow a job; also return the first events: the complete job, or those after the known version."""
     follower = await fanout.follow_job(job_id)
     try:
         found = await call.services.feed.jobs([job_id], largest=LISTED_BYTES_MAX)
@@ -139,16 +138,16 @@ def _replayed(fed: list[Change], lines: list[Line], final: StreamEvent | None, n
 
 
 def _unnumbered(event: StreamEvent) -> StreamEvent:
-    """Let an event pass the floor of its follower: it is what the floor was set by."""
+    """Let an event pass the floor of its follower: the floor was set by this event."""
     event.version = 0
     return event
 
 
-# --- everything
+# --- all jobs
 
 
 def wanted(call_tenant: str | None, query: dict[str, Any]) -> Callable[[Job], bool]:
-    """Say which jobs a follower of everything wants, of those that it may see."""
+    """Return the filter of a follower of everything, limited to the jobs that it may see."""
     checks: list[Callable[[Job], bool]] = []
     if call_tenant is not None:
         checks.append(lambda job: job.tenant == call_tenant)
@@ -171,7 +170,7 @@ def wanted(call_tenant: str | None, query: dict[str, Any]) -> Callable[[Job], bo
 
 
 async def stream(call: Call) -> "Stream":
-    """Stream the events of all jobs that the caller may see and wants."""
+    """Stream the events of all jobs that the caller may see and that match its filters."""
     if call.tenant is not None and call.query.get("tenant", call.tenant) != call.tenant:
         raise Refused(403, "forbidden", "tenant: this token sees one tenant only; leave it out")
     wants = wanted(call.tenant, call.query)
@@ -182,7 +181,7 @@ async def stream(call: Call) -> "Stream":
 async def follow_everything(
     fanout: Fanout, wants: Callable[[Job], bool], last: str | None
 ) -> tuple[Follower, list[StreamEvent]]:
-    """Start to follow everything; return also what may have been missed since the cursor that is known."""
+    """Start to follow everything; also return the events that may have been missed since the cursor."""
     follower, cursor = await fanout.follow_everything(wants)
     try:
         ready = StreamEvent("ready", {"cursor": cursor}, id=cursor)
@@ -205,7 +204,7 @@ class Stream:
         self.headers: dict[str, str] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events until there is nobody to send them to."""
+        """Send events until the client disconnects or the stream ends."""
         call, fanout = self._call, self._call.services.fanout
         headers = [(name.lower().encode(), value.encode()) for name, value in self.headers.items()]
         start = {"type": "http.response.start", "status": 200, "headers": [*_SSE_HEADERS, *headers]}
@@ -228,7 +227,7 @@ class Stream:
                     await self._go_on(call, follower, partial(attendance.hear, send))
                 await attendance.hear(send, b"", is_last=True)
         except (TimeoutError, StoreUnavailable):
-            pass  # Who does not read is not waited for, and who cannot be told comes back; the server closes the line.
+            pass  # A client that does not read is dropped and can reconnect; the server closes the connection.
         finally:
             fanout.leave(follower)
             gone.cancel()
@@ -241,16 +240,16 @@ class Stream:
 
 
 def is_over(events: list[StreamEvent]) -> bool:
-    """Say whether a job has nothing more to tell after these."""
+    """Return whether these events are the last ones of the job."""
     return any(event.kind in ("done", "gone") for event in events)
 
 
 async def spoken(
     services: Any, principal: Principal, call: Call, follower: Follower
 ) -> AsyncIterator[list[StreamEvent]]:
-    """Yield events as they come, and nothing as a heartbeat; ends when the follower is dropped or may hear no more.
+    """Yield events as they come, and empty lists as heartbeats; end when the follower is dropped or loses its rights.
 
-    Somebody has to wake the follower now and then also when nothing happens: see `Attendance`.
+    The follower must be woken from time to time even if nothing happens: see `Attendance`.
     """
     clock = call.clock
     beat_at, valid_at = clock.monotonic() + HEARTBEAT_S, clock.monotonic() + VALID_EVERY_S
@@ -277,16 +276,16 @@ _SSE_HEADERS: Final = (
 
 
 class Attendance:
-    """Wakes a follower every so often, and gives up on one who does not read.
+    """Wakes a follower at intervals, and disconnects a client that does not read.
 
-    One timer does both for as long as the stream lasts: one for each event would cost more than the event.
+    One timer per stream does both: a timer per event would cost more than the event.
     """
 
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
-        self._since: float | None = None  # Since when something is being sent.
+        self._since: float | None = None  # When the current send began.
         self.is_over = False
 
     def __enter__(self) -> Self:
@@ -304,7 +303,7 @@ class Attendance:
             self._task.cancel()
 
     async def hear(self, send: Send, data: bytes, *, is_last: bool = False) -> None:
-        """Send a part of the stream; `TimeoutError` when the one at the other end has not read for long."""
+        """Send a part of the stream; raise `TimeoutError` if the client has not read for too long."""
         self._since = self._loop.time()
         try:
             await send({"type": "http.response.body", "body": data, "more_body": not is_last})
@@ -323,7 +322,7 @@ async def _gone(receive: Receive, follower: Follower) -> None:
     follower.wake.set()
 
 
-# --- long poll
+# --- long polling
 
 
 def wait_s(call: Call) -> float:
@@ -333,7 +332,7 @@ def wait_s(call: Call) -> float:
 
 
 async def wait_for_change(call: Call, job: Job) -> Job:
-    """Wait until a job has another version than the caller knows, or says more, or for as long as the caller wants."""
+    """Wait until a job has a newer version or live value than the caller knows, up to the requested time."""
     limit_s = wait_s(call)
     known = call.query.get("since", job.version), call.query.get("live", serial_of(job))
     if limit_s <= 0 or (job.version, serial_of(job)) > known or job.status.is_final:
@@ -371,11 +370,11 @@ async def _looked_at(call: Call, job: Job) -> Job:
     return fanout.overlaid(latest)
 
 
-# --- a job, whole
+# --- a complete job
 
 
 async def job_answer(call: Call, job: Job, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
-    """Answer with a job and why it is where it is; what is large is read and written beside the loop."""
+    """Return a job and the explanation of its state; large content is read and encoded outside the event loop."""
     etag = _etag(job)
     if not job.omitted and length_of(job) <= SMALL_BYTES_MAX:
         encoded = call.services.encoded.get(job, with_traceback=call.principal.may("operator"))
@@ -385,8 +384,8 @@ async def job_answer(call: Call, job: Job, *, status: int = 200, headers: Mappin
             body = encoded.encode(now, why=why, node_name=node_name)
         return Answer(body, status, headers or {}, etag=etag)
     if call.request.headers.get("if-none-match") == etag:
-        return Answer(b"", status, headers or {}, etag=etag)  # Known: nobody will read it.
-    offload: Offload = call.services.offload
+        return Answer(b"", status, headers or {}, etag=etag)  # The client already has it: do not load it.
+    offload: ThreadOffload = call.services.offload
     async with offload.turn(call.principal.holder):
         job = await call.services.reader.whole(job)
         now, why, node_name = await _outlook(call, job)
@@ -402,16 +401,15 @@ def _encoded(job: Job, now: Instant, **outlook: Any) -> bytes:
 
 
 def _etag(job: Job) -> str:
-    """Return the version, weak: what the job says about time goes on without a change."""
+    """Return the version as a weak ETag: relative times in the JSON change without a new version."""
     serial = serial_of(job)
     return f'W/"{job.version}.{serial}"' if serial else f'W/"{job.version}"'
 
 
 async def _outlook(call: Call, job: Job) -> tuple[Instant, str | None, str | None]:
-    """Return what it takes to say how a job is now: the time, why it is there, and the name of its node."""
-    now = call.clock.now()
-    words = None if job.status in PLAIN else (await why_of(call.caller.store, job, now, tenant=call.tenant)).why
-    return now, words, await call.services.names.of(job.node)
+    """Return what the JSON of a job needs: the time, the explanation of its state, and the name of its node."""
+    words = await needed_explanation(call.caller, job)
+    return call.clock.now(), words, await call.services.names.of(job.node)
 
 
 ROUTES: Final = (
@@ -421,7 +419,7 @@ ROUTES: Final = (
         handler=events_of_job,
         role="viewer",
         summary="Follow one job",
-        what="Server-sent events: status, progress, log, done; the id is the version. Goes on from Last-Event-ID.",
+        what="Server-sent events: status, progress, log, done; the id is the version. Resumes from Last-Event-ID.",
         tag="follow",
         query=(SINCE,),
         headers=("Last-Event-ID",),
@@ -433,9 +431,9 @@ ROUTES: Final = (
         handler=stream,
         role="viewer",
         summary="Follow everything",
-        what="Server-sent events of all jobs that the token may see. Resumes with Last-Event-ID, or says resync.",
+        what="Server-sent events of all jobs that the token may see. Resumes from Last-Event-ID, or sends resync.",
         tag="follow",
-        query=(*FILTERS, Param("cursor", "where to go on, as Last-Event-ID")),
+        query=(*FILTERS, Param("cursor", "where to resume, like Last-Event-ID")),
         headers=("Last-Event-ID",),
         is_stream=True,
     ),

@@ -52,7 +52,7 @@ class WebSocketSession:
         self._sending = asyncio.Lock()
 
     async def run(self) -> None:
-        """Listen until one of us goes; a tenant that has too many streams open is told so, and not listened to."""
+        """Serve the WebSocket until one side closes it; refuse a tenant that has too many open streams."""
         try:
             with self._call.services.quotas.stream(self._call.principal):
                 await self._listen()
@@ -82,7 +82,7 @@ class WebSocketSession:
             await asyncio.gather(watch, *self._speaking.values(), return_exceptions=True)
 
     async def _watch(self) -> None:
-        """End the conversation with the credential or the server."""
+        """Close the WebSocket when the credential becomes invalid or the server stops."""
         nothing = asyncio.Event()
         while not self._call.services.is_closing:
             await self._call.clock.rest(VALID_EVERY_S, nothing)
@@ -96,7 +96,7 @@ class WebSocketSession:
         try:
             message = msgspec.json.decode(text, type=_Message)
         except msgspec.DecodeError as error:
-            await self._say_error("invalid", f"not understood: {error}")
+            await self._say_error("invalid", f"invalid message: {error}")
             return
         if message.subscribe is not None:
             await self._subscribe(message.subscribe)
@@ -113,12 +113,12 @@ class WebSocketSession:
         place = ExitStack()
         try:
             self._call.services.quotas.request(self._call.principal)
-            if self._speaking:  # The place of the conversation itself is that of its first subscription.
+            if self._speaking:  # The first subscription uses the place of the WebSocket itself.
                 place.enter_context(self._call.services.quotas.stream(self._call.principal))
             if wish.job is None:
                 known = {param.name for param in FILTERS}
                 if unknown := (wish.all or {}).keys() - known:
-                    raise Refused(422, "invalid", f"no filter is named {min(unknown)[:40]!r}")
+                    raise Refused(422, "invalid", f"unknown filter {min(unknown)[:40]!r}")
                 wants = wanted(self._call.tenant, wish.all or {})
                 follower, first = await follow_everything(self._call.services.fanout, wants, wish.cursor)
             else:
@@ -136,7 +136,7 @@ class WebSocketSession:
         task.add_done_callback(partial(self._end, name, follower, place))
 
     def _end(self, name: str, follower: Follower, place: ExitStack, task: asyncio.Task[None]) -> None:
-        """Follow no more: called by the task, since one that is cancelled before its first step ends unseen."""
+        """Stop following; a callback of the task, since a task cancelled before its first step runs no `finally`."""
         place.close()
         self._call.services.fanout.leave(follower)
         if self._speaking.get(name) is task:
@@ -153,9 +153,9 @@ class WebSocketSession:
                     if name != "*" and is_over(events):
                         return
             if follower.is_dropped:
-                await self._say_error("dropped", "you read too slowly; subscribe again from where you are", name)
+                await self._say_error("dropped", "you read too slowly; subscribe again from the last version", name)
         except TimeoutError:
-            await self._socket.close(1008)  # Nobody reads; what waits would only grow old.
+            await self._socket.close(1008)  # The client does not read; queued events would only become stale.
 
     async def _say(self, events: list[StreamEvent]) -> None:
         async with self._sending, asyncio.timeout(SEND_S_MAX):

@@ -5,16 +5,16 @@
 update headway_counters set value = value + :count where name = 'token' returning value;
 
 -- name: next_tokens_above
--- Take fresh fencing tokens that are also above one that another server has given.
+-- Take fresh fencing tokens that are also above one that a coordination engine has issued.
 update headway_counters set value = case when value > :above then value else :above end + :count
 where name = 'token' returning value;
 
 -- name: held_by_others
--- Which of these leases does somebody else hold? Looked at first, so that waiting for a lease writes nothing.
+-- Find which of these leases another node holds. Read first, so that waiting for a lease writes nothing.
 select name from headway_leases where name in {list names} and until > {now} and holder <> :holder;
 
 -- name: acquire
--- Take leases that are free, have run out or are ours. Those held by somebody else do not come back.
+-- Acquire leases that are free, have expired or are ours; those that another node holds are not returned.
 insert into headway_leases (name, holder, holder_name, token, since, until)
 select r.name, :holder, :holder_name, r.token, {now}, {now} + :duration
 from {rows leases as r (name text, token bigint)}
@@ -26,7 +26,7 @@ where headway_leases.until <= {now} or headway_leases.holder = excluded.holder
 returning name, token, until, since, {now} as now;
 
 -- name: adopt
--- Take leases whoever has them: another server has said that they are ours. Who had them is refused by its token.
+-- Take over leases from any holder: a coordination engine granted them to us. The old holder is fenced by its token.
 insert into headway_leases (name, holder, holder_name, token, since, until)
 select r.name, :holder, :holder_name, r.token, {now}, {now} + :duration
 from {rows leases as r (name text, token bigint)}
@@ -37,7 +37,7 @@ set holder = excluded.holder, holder_name = excluded.holder_name, token = exclud
 returning name, token, until, since, {now} as now;
 
 -- name: renew
--- Extend leases that are still ours; those that do not come back are lost.
+-- Extend leases that are still ours; those that are not returned are lost.
 update headway_leases
 set until = {now} + :duration
 from {rows leases as r (lease_name text, lease_token bigint)}
@@ -46,7 +46,7 @@ where headway_leases.name = r.lease_name and headway_leases.token = r.lease_toke
 returning name, token, until, since, {now} as now;
 
 -- name: release
--- Give leases back at once; the row stays, so that everybody sees who had it last.
+-- Release leases at once; the row stays, so that the last holder is known.
 update headway_leases
 set until = {now}
 from {rows leases as r (lease_name text, lease_token bigint)}
@@ -55,25 +55,25 @@ where headway_leases.name = r.lease_name and headway_leases.token = r.lease_toke
 returning name, {notify_leases};
 
 -- name: fence
--- Are these leases still ours? Keeps them from being taken until the transaction ends.
+-- Check that these leases are still ours, and lock them until the transaction ends.
 select name, token, {now} as now from headway_leases
 where name in {list names} and holder = :holder and until > {now} {share};
 
 -- name: leases
--- Read the leases by their beginning.
+-- Read the leases with a prefix.
 select name, holder, holder_name, token, since, until, {now} as now from headway_leases
 where name >= :low and name < :high order by name limit :limit;
 
 -- name: prune_leases
--- Delete leases that ran out long ago; tokens do not depend on them.
+-- Delete leases that expired long ago; tokens do not depend on them.
 with old as materialized (
   select name from headway_leases where until < {now} - :age order by until limit :limit {skip_locked}
 )
 delete from headway_leases where name in (select name from old) returning name;
 
 -- name: beat
--- Say that this node lives, and hear the store's time. A row with an older beat than this node has seen acknowledged is
--- left alone: then the store has lost something.
+-- Write the heartbeat of this node, and return the store's time. A row with an older heartbeat than the last
+-- acknowledged one is left alone: then the store has lost data.
 insert into headway_nodes (id, name, roles, version, started_at, beat_at, state)
 values (:id, :name, :roles, :version, {now}, {now}, :state)
 on conflict (id) do update set beat_at = {now}, state = excluded.state, roles = excluded.roles
@@ -81,33 +81,33 @@ where headway_nodes.beat_at >= :seen
 returning {now} as now, asked, started_at;
 
 -- name: ask_node
--- Ask a node for something; it hears it with its next beat.
+-- Write a request to a node; it reads it with its next heartbeat.
 update headway_nodes set asked = :asked where id = :id returning id, {notify_beat};
 
 -- name: leave
--- Say goodbye.
+-- Deregister a node.
 delete from headway_nodes where id = :id returning state;
 
 -- name: nodes
--- Read the nodes that were heard of lately.
+-- Read the nodes with a recent heartbeat.
 select id, name, roles, version, started_at, beat_at, state, asked, {now} as now from headway_nodes
 where beat_at >= {now} - :age order by started_at, id limit :limit;
 
 -- name: prune_nodes
--- Forget nodes that were not heard of for long.
+-- Delete nodes without a recent heartbeat.
 delete from headway_nodes where beat_at < {now} - :age returning id, state;
 
 -- name: keep_tally
--- Add what a node had counted to what those counted that left before it.
+-- Add the counters of a leaving node to the sums of the nodes that left before it.
 insert into headway_counters (name, value)
 select r.name, r.number from {rows cells as r (name text, number bigint)}
 where true
 on conflict (name) do update set value = headway_counters.value + excluded.value;
 
 -- name: time
--- Hear the store's time.
+-- Read the store's time.
 select {now} as now;
 
 -- name: notify
--- PostgreSQL only: wake whoever listens.
+-- PostgreSQL only: notify listeners.
 select {notify_payload};

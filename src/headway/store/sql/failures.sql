@@ -1,8 +1,8 @@
--- Failed jobs and what they have in common. Of an error only the beginning is read, which has its type and message: a
--- traceback is long, and there may be ten thousand of them.
+-- Failed jobs, grouped by error. Only the beginning of an error is read, which has its type and message: a traceback is
+-- long, and there may be ten thousand of them.
 
 -- name: dead_letters_page
--- Read a page of dead letters without what makes them large, newest first.
+-- Read a page of dead letters without their large columns, newest first.
 select id, tenant, task, status, finished_at, reviewed_at, reason, substr(error, 1, :head) as error from headway_jobs
 where status in ('FAILED', 'TIMED_OUT') and reviewed_at is null and id < :before
   and (cast(:task as text) is null or task = :task)
@@ -35,7 +35,7 @@ from (
 ) as letters group by task, status, reason, error;
 
 -- name: failed_errors
--- Count the jobs that failed since then by task and error, also those that somebody has dealt with; the newest up to :limit.
+-- Count the jobs that failed since a time by task and error, including reviewed ones; the newest up to :limit.
 select task, status, reason, error, count(*) as jobs, max(id) as newest,
   max(finished_at) as newest_at, min(finished_at) as oldest_at
 from (

@@ -1,8 +1,8 @@
--- What /metrics and /readyz ask. Every answer has a bounded number of rows, whatever is in the store.
+-- The statements of /metrics and /readyz. Each returns a bounded number of rows, whatever is in the store.
 
 -- name: tallies
--- Read what every node has counted that is known, and the sums of those that left; as of one moment, so that a node
--- that leaves just now is in one of them and not in both.
+-- Read the counters of every known node, and the sums of those that left, in one snapshot, so that a node that is just
+-- leaving is counted once.
 select * from (
   select id, roles, state, beat_at, 0 as value, {now} as now from headway_nodes order by beat_at desc limit :limit
 ) as nodes
@@ -10,9 +10,9 @@ union all
 select name, '', '', 0, value, {now} from headway_counters where name like 'tally|%' and value > 0;
 
 -- name: backlog
--- Count what waits in each queue, up to :most, and find the oldest: goes from the first job of a priority in a queue to
--- the first of the next, so that it reads no more of a long queue than it counts. Nothing is joined, since with old
--- statistics a planner would read the whole table for each of these steps.
+-- Count the pending jobs of each queue, up to :most, and find the oldest. A loose index scan goes from the first job of
+-- a priority in a queue to the first of the next, so that it reads no more of a long queue than it counts. Nothing is
+-- joined, since with old statistics a planner would read the whole table for each of these steps.
 with recursive heads (id) as (
   select (select id from headway_jobs where status = 'PENDING' order by queue, priority desc, run_at, id limit 1)
   union all
@@ -41,14 +41,14 @@ select queue, oldest_at, {now} as now, (
 from oldest order by queue limit :limit;
 
 -- name: undecided
--- Which instant has waited longest for its decision? One of a schedule that was set aside has waited since before.
+-- Find the oldest undecided instant, also of schedules that were set aside.
 select {now} as now,
   (select min(next_at) from headway_schedules where next_at is not null) as next_at,
   (select min(decided_through) from headway_schedules where removed_at is null and attention is not null) as held_since,
   (select count(*) from headway_schedules where removed_at is null and attention is not null) as held;
 
 -- name: missed
--- Which schedules have instants that were recorded as missed since a time?
+-- Find the schedules with instants recorded as missed since a time.
 select schedule, sum(count) as instants, max(coalesce(until, instant)) as latest,
   (select tenant from headway_schedules where name = schedule) as tenant
 from headway_occurrences
@@ -57,20 +57,20 @@ where decided_at >= {now} - :window and outcome = 'missed' and (
 ) group by schedule order by latest desc, schedule limit :limit;
 
 -- name: deliveries_waiting
--- How many messages wait to be delivered, and since when? Counted up to :limit, those that are due first in front.
+-- Count pending deliveries and find the oldest; up to :limit, the first due first.
 select count(*) as waiting, min(created_at) as oldest_at, {now} as now from (
   select created_at from headway_deliveries where next_at is not null order by next_at limit :limit
 ) as waiting;
 
 -- name: dead_letters
--- How many jobs have failed for good and await a look? Counted up to :limit.
+-- Count dead letters, up to :limit.
 select count(*) as letters from (
   select 1 as one from headway_jobs where status in ('FAILED', 'TIMED_OUT') and reviewed_at is null limit :limit
 ) as letters;
 
 -- name: oldest_transaction
--- PostgreSQL only: who keeps dead rows from being removed, also by a prepared transaction. Of the sessions of other users
--- a role without pg_monitor does not see since when.
+-- PostgreSQL only: find the session or prepared transaction that keeps dead rows from being vacuumed. A role without
+-- pg_monitor does not see since when sessions of other users have been open.
 select * from (
   select extract(epoch from clock_timestamp() - xact_start) as age_s,
     concat('process ', pid, coalesce(' of ' || nullif(application_name, ''), ''), coalesce(', ' || state, '')) as who
@@ -85,7 +85,7 @@ order by age_s desc
 limit 1;
 
 -- name: touch_jobs
--- Take the lock that every writer needs, and change nothing: shows a locked table, and a server that is read-only.
+-- Take the lock that every writer needs, and change nothing: detects a locked table and a read-only server.
 update headway_jobs set id = id where id = '';
 
 -- name: touch_attempts
@@ -109,6 +109,6 @@ update headway_leases set name = name where name = '';
 update headway_nodes set id = id where id = '';
 
 -- name: touch_counter
--- Write a row: shows a full disk, and commits that nobody confirms.
+-- Write a row: detects a full disk, and commits that no standby confirms.
 insert into headway_counters (name, value) values ('probe', 1)
 on conflict (name) do update set value = headway_counters.value + 1;

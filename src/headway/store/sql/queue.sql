@@ -5,23 +5,18 @@
 
 -- name: enqueue
 -- Insert jobs; skip those whose (tenant, key) exists already, and do not return them.
-insert into headway_jobs (id, tenant, task, queue, priority, status, run_at, attempt, failures, max_attempts,
-  exclusive, version, key, schedule, occurrence_at, blocked_by, args, tags, options, metadata, parent, rerun_of,
-  callback, expires_at, created_at, updated_at, ready_at, progress, reason)
-select r.id, r.tenant, r.task, r.queue, r.priority,
+insert into headway_jobs (id, task, args, {kept_columns}, status, run_at, attempt, failures, version, expires_at,
+  created_at, updated_at, ready_at, progress, reason)
+select r.id, r.task, r.args, {kept_columns r.},
   case
     when r.blocked_by is not null then 'BLOCKED'
     when r.delay > 0 or r.run_at > {now} then 'SCHEDULED'
     else 'PENDING'
   end,
-  coalesce(r.run_at, {now} + r.delay), 0, 0, r.max_attempts, r.exclusive, 1, r.key, r.schedule, r.occurrence_at,
-  r.blocked_by, r.args, r.tags, r.options, r.metadata, r.parent, r.rerun_of, r.callback,
-  coalesce(r.run_at, {now} + r.delay) + r.expires, {now}, {now},
+  coalesce(r.run_at, {now} + r.delay), 0, 0, 1, coalesce(r.run_at, {now} + r.delay) + r.expires, {now}, {now},
   case when r.blocked_by is null and r.delay = 0 and (r.run_at is null or r.run_at <= {now}) then {now} end,
   0, ''
-from {rows jobs as r (id text, tenant text, task text, queue text, priority integer, max_attempts integer,
-  exclusive integer, key text, schedule text, occurrence_at bigint, blocked_by text, args text, tags text, options text,
-  metadata text, parent text, rerun_of text, callback text, expires bigint, run_at bigint, delay bigint)}
+from {new_jobs}
 where true
 on conflict (tenant, key) where key is not null do nothing
 returning id, status, created_at, run_at, {notify_ready};
@@ -157,7 +152,7 @@ select id, attempt, failures, max_attempts, schedule, options, lease_until, {now
 -- name: ready_queues
 -- Find the queues with ready jobs, by a loose index scan.
 with recursive found (queue) as (
-  -- Not min(): where statistics say that there is nothing, a planner would go through all of the index for it.
+  -- Not min(): with statistics of an empty table, a planner would scan the whole index for it.
   select (
     select queue from headway_jobs where status = 'PENDING' order by queue, priority desc, run_at, id limit 1
   )
@@ -477,8 +472,7 @@ order by id;
 
 -- name: jobs_to_repeat
 -- Read the columns of these jobs that their reruns need.
-select id, tenant, task, queue, priority, status, max_attempts, exclusive, schedule, occurrence_at, args, tags, options,
-  metadata, parent, parked, callback, reason
+select id, task, args, {kept_columns}, status, parked, reason
 from headway_jobs where id in {list ids} order by id;
 
 -- name: job_states
@@ -540,8 +534,8 @@ from (
 ) as ended group by status order by status;
 
 -- name: ended_series
--- How did jobs end since a time, by steps of it, and how long did those take that completed? The newest :limit of
--- everybody are looked at, of which some may count. What took half of them at most is the one in the middle by rank.
+-- Count jobs by outcome and time step since a time, with median and p95 of the durations of completed ones, by rank. The
+-- newest :limit of all tenants are read, and those that match are counted.
 with looked_at as materialized (
   select finished_at, started_at, status, tenant, task, queue from headway_jobs
   where finished_at is not null and finished_at >= :since

@@ -2,14 +2,14 @@
 
 -- name: due
 -- Find schedules with undecided instants, the oldest first, and the time by which to decide them. `is true` keeps
--- the shards a filter: as a join they would lose the order of the index, and all that is due would be sorted every time.
+-- the shards a filter: a join would lose the order of the index, and all due schedules would be sorted every time.
 select *, {now} as now from headway_schedules
 where next_at <= {now} and (cast(slot % :shards as text) in {list shard_ids}) is true
 order by next_at, name
 limit :limit;
 
 -- name: next_due
--- When is the next decision due?
+-- Find when the next decision is due.
 select next_at, {now} as now from headway_schedules
 where next_at is not null and (cast(slot % :shards as text) in {list shard_ids}) is true
 order by next_at
@@ -22,7 +22,7 @@ join headway_jobs j on j.schedule = r.name and j.schedule is not null and j.fini
 order by j.id;
 
 -- name: advance
--- Move schedules past what is decided now; one that anybody has changed meanwhile does not come back.
+-- Advance schedules past the decided instants; one that was changed meanwhile is not returned.
 update headway_schedules
 set decided_through = r.to_decided_through, next_at = r.to_next_at, pauses = r.to_pauses, attention = null,
   version = {next version}, updated_at = {now}
@@ -32,7 +32,7 @@ where headway_schedules.name = r.schedule and headway_schedules.version = r.seen
 returning name;
 
 -- name: record
--- Write decisions into the ledger. The primary key refuses a second one for the same instant.
+-- Insert decisions into the ledger. The primary key rejects a second one for the same instant.
 insert into headway_occurrences (schedule, instant, until, count, outcome, reason, decided_at, revision, token, node,
   job_id)
 select r.schedule, r.instant, r.until, r.count, r.outcome, r.reason, {now}, r.revision, r.token, r.node, r.job_id
@@ -41,7 +41,7 @@ from {rows occurrences as r (schedule text, instant bigint, until bigint, count 
 where true;
 
 -- name: hold
--- Set a schedule aside that cannot be planned, and say why.
+-- Set aside a schedule that cannot be planned, with the reason.
 update headway_schedules
 set next_at = {now} + :pause, attention = :attention, version = {next version}, updated_at = {now}
 where name = :key and version = :version
@@ -59,7 +59,7 @@ where name in {list names} and delay is not null and removed_at is null and (nex
 returning name, {notify_schedules};
 
 -- name: count_failures
--- Count the jobs of schedules that failed in a row; a success begins anew, a cancelled job counts for nothing.
+-- Count consecutive failures of schedules; a success resets the count, and a cancelled job does not change it.
 update headway_schedules
 set failing = r.failed + case when r.succeeded = 1 then 0 else failing end
 from {rows ends as r (schedule text, failed integer, succeeded integer)}
@@ -79,11 +79,11 @@ limit :limit;
 select *, {now} as now from headway_schedules where tenant {bytewise} = :tenant and {name_in name} = :name;
 
 -- name: schedule_locked
--- Read one schedule of a tenant and keep everybody else from changing it until the transaction ends.
+-- Read and lock one schedule of a tenant.
 select *, {now} as now from headway_schedules where tenant {bytewise} = :tenant and {name_in name} = :name {lock};
 
 -- name: schedules_locked
--- Read these schedules and keep everybody else from changing them until the transaction ends.
+-- Read and lock these schedules.
 select * from headway_schedules
 where name in (
   select s.name from {rows names as r (tenant text, name text)}
@@ -97,19 +97,19 @@ select s.* from {rows names as r (tenant text, name text)}
 join headway_schedules s on s.tenant {bytewise} = r.tenant and {name_in s.name} = r.name;
 
 -- name: schedule_events
--- Read a page of what was done to one schedule, newest first.
+-- Read a page of the events of one schedule, newest first.
 select event, at, data from headway_events
 where schedule = :schedule and event in {list events} and at >= :since and at < :before
 order by seq desc
 limit :limit;
 
 -- name: schedule_whose
--- Whose are the schedules with these keys?
+-- Find the tenants of the schedules with these keys.
 select name, tenant from headway_schedules where name in {list keys};
 
 -- name: schedules
--- Read a page of schedules by tenant and name. Late is what was not decided within ten seconds, the budget of promise
--- L1; one with a fixed delay has no next instant while its job runs, and is over only when its end has come.
+-- Read a page of schedules by tenant and name. A schedule is late if an instant was not decided within ten seconds, the
+-- budget of promise L1. A fixed delay has no next instant while its job runs, and is over only after its end.
 select * from headway_schedules
 where removed_at is null and tenant {bytewise} >= :after_tenant
   and (tenant {bytewise}, {name_in name}) > (:after_tenant, :after)
@@ -133,7 +133,7 @@ limit :limit;
 select name, definition from headway_schedules where name in {list names};
 
 -- name: schedule_add
--- Create schedules; one whose name exists already does not come back.
+-- Create schedules; one whose name exists already is not returned.
 insert into headway_schedules (name, owner, tenant, slot, revision, version, definition, trigger_text, delay, ends_at,
   next_at, decided_through, pauses, created_at, updated_at)
 select r.name, r.owner, r.tenant, r.slot, 1, 1, r.definition, r.trigger_text, r.delay, r.ends_at, r.next_at,
@@ -145,7 +145,7 @@ on conflict do nothing
 returning name, {notify_schedules};
 
 -- name: schedules_revise
--- Give schedules their next definition (or none: removed), from now on.
+-- Set the new definition of schedules (none: removed), from now on.
 update headway_schedules
 set owner = r.owner, definition = r.definition, trigger_text = r.trigger_text, delay = r.delay, ends_at = r.ends_at,
   next_at = r.next_at, decided_through = r.decided_through, removed_at = r.removed_at, attention = null,
@@ -156,14 +156,14 @@ where headway_schedules.name = r.name and headway_schedules.version = r.version
 returning headway_schedules.name, revision, {notify_schedules};
 
 -- name: revision_add
--- Keep every definition with the time from which it counts.
+-- Record every definition with the time from which it is valid.
 insert into headway_revisions (schedule, revision, effective_at, definition, author)
 select r.schedule, r.revision, r.effective_at, r.definition, r.author
 from {rows revisions as r (schedule text, revision integer, effective_at bigint, definition text, author text)}
 where true;
 
 -- name: schedule_pauses
--- Change the windows in which a schedule does not run.
+-- Change the pauses of a schedule.
 update headway_schedules
 set pauses = :pauses, paused_until = cast(:paused_until as bigint), next_at = cast(:next_at as bigint),
   version = {next version}, updated_at = {now}
@@ -171,7 +171,7 @@ where name = :key and version = :version
 returning version, {notify_schedules};
 
 -- name: schedule_touch
--- Mark that the schedule has a new live job, so that a decision made without knowing of it is refused.
+-- Mark that the schedule has a new live job, so that a decision made without it is rejected.
 update headway_schedules set version = {next version} where name = :key and version = :version returning version;
 
 -- name: revisions
@@ -186,7 +186,7 @@ order by o.instant desc
 limit :limit;
 
 -- name: recent_occurrences
--- Read the newest decisions of each of these schedules, as many as :number, and what became of their jobs.
+-- Read the newest :number decisions of each of these schedules, with the statuses of their jobs.
 select o.schedule, o.instant, o.count, o.outcome, o.reason, o.job_id, j.status as job_status
 from {rows names as r (name text)}
 join headway_occurrences o on o.schedule = r.name and o.instant >= coalesce((
@@ -197,8 +197,8 @@ left join headway_jobs j on j.id = o.job_id
 order by o.schedule, o.instant;
 
 -- name: calendar
--- Count the decisions of one schedule by local days, with what became of their jobs: the newest :limit of a time, without
--- runs of equal ones. Each stretch of time in which the local clock does not jump says by how much it is ahead.
+-- Count the decisions of one schedule by local day, with the statuses of their jobs: the newest :limit of a period,
+-- without runs of equal ones. Each period with a constant UTC offset comes with that offset.
 with picked as materialized (
   select instant, until, outcome, job_id from headway_occurrences
   where schedule = :schedule and instant >= :since and instant < :before
@@ -212,8 +212,8 @@ where p.until is null
 group by 1, 2, 3;
 
 -- name: calendar_runs
--- Read the runs of equal decisions of one schedule that touch a time: the newest :limit that begin in it, and the one
--- before, which may reach into it.
+-- Read the runs of equal decisions of one schedule that overlap a period: the newest :limit that begin in it, and the
+-- one before, which may reach into it.
 select * from (
   select instant, until, count, outcome from headway_occurrences
   where schedule = :schedule and instant >= :since and instant < :before and until is not null
@@ -235,19 +235,19 @@ order by o.instant
 limit :limit;
 
 -- name: ledger_keys
--- Read a page of the keys of all schedules, also removed ones, for the audit.
+-- Read a page of the keys of all schedules, including removed ones, for the audit.
 select name, decided_through, tenant from headway_schedules
 where name > :after and (cast(:tenant as text) is null or tenant = :tenant)
 order by name limit :limit;
 
 -- name: started_by_hand
--- Find a job that somebody started by hand and that had not ended by a time, for the audit.
+-- Find a manually started job that had not ended by a time, for the audit.
 select id from headway_jobs
 where schedule = :schedule and occurrence_at is null and (finished_at is null or finished_at >= :after)
 limit 1;
 
 -- name: schedule_counts
--- Count schedules. Late is what was not decided within ten seconds, the budget of promise L1.
+-- Count schedules. One is late if an instant was not decided within ten seconds, the budget of promise L1.
 select count(*) as total,
   coalesce(sum(case when next_at < {now} - 10000000 then 1 else 0 end), 0) as late,
   coalesce(sum(case when paused_until is not null and paused_until > {now} then 1 else 0 end), 0) as paused,
@@ -257,19 +257,19 @@ select count(*) as total,
 from headway_schedules where removed_at is null and (cast(:tenant as text) is null or tenant = :tenant);
 
 -- name: failing
--- Which schedules have had so many failed jobs in a row?
+-- Find the schedules with this many consecutive failures.
 select name, tenant, failing from headway_schedules
 where removed_at is null and failing >= :least and (cast(:tenant as text) is null or tenant = :tenant)
 order by failing desc, name limit :limit;
 
 -- name: held
--- Which schedules cannot be planned, and why?
+-- Find the schedules that cannot be planned, with the reason.
 select name, tenant, attention from headway_schedules
 where removed_at is null and attention is not null and (cast(:tenant as text) is null or tenant = :tenant)
 order by name limit :limit;
 
 -- name: coming
--- Which schedules come next, or should have come already, and how far is each decided?
+-- Find the schedules that are due next or overdue, and how far each is decided.
 select name, tenant, decided_through, next_at from headway_schedules
 where next_at is not null and (cast(:tenant as text) is null or tenant = :tenant)
 order by next_at, name

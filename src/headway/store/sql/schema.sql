@@ -1,5 +1,5 @@
 -- The schema's own version.
 
 -- name: schema_version
--- Which step of the schema was applied last?
+-- Read the last applied migration.
 select max(version) as version from headway_schema;

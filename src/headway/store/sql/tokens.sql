@@ -1,4 +1,4 @@
--- API tokens, of which only the hash is kept.
+-- API tokens; only their hashes are stored.
 
 -- name: add_token
 -- Insert a token that expires after :lifetime.
@@ -27,7 +27,7 @@ where id < :before and (cast(:tenant as text) is null or tenant = :tenant)
 order by id desc limit :limit;
 
 -- name: any_token
--- Say whether a token was ever created, and whether one is valid.
+-- Return whether a token was ever created, and whether one is valid.
 select exists (select 1 from headway_tokens) as made,
   exists (
     select 1 from headway_tokens where revoked_at is null and (expires_at is null or expires_at > {now})

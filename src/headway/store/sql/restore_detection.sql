@@ -1,4 +1,4 @@
--- Where this database comes from: marks that a restored backup does not fit, and what is done after a restore.
+-- The origin of this database: marks that detect a restored backup, and the repair after a restore.
 
 -- name: marks
 -- Read the marks.
@@ -16,11 +16,11 @@ on conflict (name) do update set value = excluded.value where headway_counters.v
 returning value;
 
 -- name: drop_mark
--- Forget a mark.
+-- Delete a mark.
 delete from headway_counters where name = :name;
 
 -- name: server_identity
--- PostgreSQL only: which server, which database and which table this is. A copy of the rows has the marks of others.
+-- PostgreSQL only: identify server, database and table. A copy of the rows has the marks of the original.
 select (select system_identifier from pg_control_system()) as system,
   cast((select oid from pg_database where datname = current_database()) as bigint) as database,
   cast(cast('headway_counters' as regclass) as bigint) as tables,
@@ -28,12 +28,12 @@ select (select system_identifier from pg_control_system()) as system,
     else cast(cast('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) as bit(32)) as bigint) end as timeline;
 
 -- name: raise_tokens
--- Give no token again that was ever given: fewer than a million a second were, so the time in microseconds is above all.
+-- Never issue a token twice: fewer than a million a second were issued, so the time in microseconds exceeds them all.
 update headway_counters set value = case when value + 1000000 > {now} then value + 1000000 else {now} end
 where name = 'token' returning value;
 
 -- name: last_job_of_page
--- Up to which id does a page of jobs reach?
+-- Find the last id of a page of jobs.
 select max(id) as last from (select id from headway_jobs where id > :after order by id limit :limit) as page;
 
 -- name: raise_attempts

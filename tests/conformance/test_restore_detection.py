@@ -1,4 +1,4 @@
-"""A restored backup is noticed by what did not go back with it, and made safe to use."""
+"""A restored backup is detected by what was not restored with it, and made safe to use."""
 
 import shutil
 import sqlite3
@@ -27,16 +27,16 @@ def words(marks: dict[str, int], present: dict[str, int], outside: int | None = 
     return [sign.words for sign in signs(marks, present, outside)]
 
 
-def test_what_tells_a_restored_database_apart() -> None:
+def test_signs_of_a_restored_database() -> None:
     assert words(MINE, MINE) == []
-    assert words({}, MINE, 5) == [], "one that has no marks yet is new"
+    assert words({}, MINE, 5) == [], "a database without marks is new"
     assert words({SEEN: 5}, {}, 5) == words({SEEN: 6}, {}, 5) == []
     assert words({SEEN: 5 * SECOND}, {}, HOUR) == [
         "nodes wrote to it until 1970-01-01T01:00:00Z, and it knows of nothing after 1970-01-01T00:00:05Z"
     ]
     for name in COPIED:
         assert words(MINE, MINE | {name: 99, TIMELINE: 4}) == [
-            "its tables were copied from another database, or made anew from a dump"
+            "its tables were copied from another database, or restored from a dump"
         ]
     [promoted] = signs(MINE, MINE | {TIMELINE: 2}, None)
     assert promoted.words == "its server was promoted or restored (timeline 2, was 1) while no node ran"
@@ -44,14 +44,14 @@ def test_what_tells_a_restored_database_apart() -> None:
     assert "had forgotten what it acknowledged" in words({LOST: HOUR}, {})[0]
 
 
-def test_a_node_remembers_what_was_acknowledged() -> None:
+def test_node_remembers_acknowledged_heartbeats() -> None:
     memory = HeartbeatMemory()
     assert not memory.is_lost("a", 10, 10)
     memory.note("a", 10, 20)
     assert (memory.seen_by("a"), memory.seen_by("b")) == (20, 0)
     assert not memory.is_lost("a", 10, 30)
     assert memory.is_lost("a", 30, 30), "its row was gone"
-    assert not memory.is_lost("a", DAY, DAY), "a silent node is cleared away"
+    assert not memory.is_lost("a", DAY, DAY), "a silent node is pruned"
     memory.forget("b")
     assert memory.is_lost("a", 30, 30)
     memory.forget("a")
@@ -59,10 +59,10 @@ def test_a_node_remembers_what_was_acknowledged() -> None:
 
 
 @pytest.mark.parametrize("lost", ["update headway_nodes set beat_at = beat_at - 1", "delete from headway_nodes"])
-async def test_a_living_node_notices_that_its_beats_are_gone(backend: Backend, lost: str) -> None:
+async def test_live_node_detects_lost_heartbeats(backend: Backend, lost: str) -> None:
     store, heard = backend.store, list[EngineEvent]()
     await store.nodes.beat(NODE)
-    assert await store.origin.signs() == []
+    assert await store.restore_detection.signs() == []
     with subscribed(heard.append):
         await store.nodes.beat(NODE)
         await store.nodes.leave("somebody else")
@@ -73,27 +73,27 @@ async def test_a_living_node_notices_that_its_beats_are_gone(backend: Backend, l
         assert await store.nodes.beat(NODE) is None
     [event] = [event for event in heard if isinstance(event, StoreWentBack)]
     assert event.seen == row.beat_at
-    assert [sign.is_sure for sign in await store.origin.signs()] == [True]
+    assert [sign.is_sure for sign in await store.restore_detection.signs()] == [True]
     await store.nodes.beat(NODE)
-    await store.origin.recover()
-    assert await store.origin.signs() == []
+    await store.restore_detection.recover()
+    assert await store.restore_detection.signs() == []
     await store.nodes.leave(NODE.id)
     await store.nodes.beat(NODE)
-    assert await store.origin.signs() == [], "one that has left is missed by nobody"
+    assert await store.restore_detection.signs() == [], "a node that has left is not missed"
 
 
-async def test_no_token_and_no_attempt_is_given_twice(store: Store) -> None:
+async def test_tokens_and_attempts_are_not_reused(store: Store) -> None:
     [before] = await store.leases.acquire(["a"], holder="n", holder_name="n", duration=SECOND)
     await enqueue(store)
     running = await claim_one(store)
-    done = await store.origin.recover()
+    done = await store.restore_detection.recover()
     assert done.token > before.token
     assert done.jobs == 1
     [after] = await store.leases.acquire(["b"], holder="n", holder_name="n", duration=SECOND)
-    assert after.token > done.token > Clock().now() - DAY, "above whatever was given since the backup"
+    assert after.token > done.token > Clock().now() - DAY, "above all tokens issued since the backup"
     job = await store.jobs.get(running.job_id)
     assert job.attempt == running.attempt + ATTEMPTS_RAISED
-    again = await store.origin.recover()
+    again = await store.restore_detection.recover()
     assert again.token > after.token
 
 
@@ -108,7 +108,7 @@ def back_up(file: Path, copy: Path) -> None:
 
 
 def put_back(file: Path, copy: Path) -> None:
-    """Restore as people do it: the file that was copied, and nothing of the one that was there."""
+    """Restore as people do: copy the backup file, and keep nothing of the current one."""
     remove(file)
     shutil.copy(copy, file)
 
@@ -133,12 +133,12 @@ async def live(file: Path) -> None:
 async def found(file: Path) -> list[str]:
     store = await Store.open(f"sqlite:///{file}", Clock(node="n"))
     try:
-        return [sign.words for sign in await store.origin.signs()]
+        return [sign.words for sign in await store.restore_detection.signs()]
     finally:
         await store.close()
 
 
-async def test_a_file_that_was_put_back_is_noticed(file: Path, tmp_path: Path) -> None:
+async def test_restored_file_is_detected(file: Path, tmp_path: Path) -> None:
     await live(file)
     copy = tmp_path / "copy.db"
     back_up(file, copy)
@@ -147,9 +147,9 @@ async def test_a_file_that_was_put_back_is_noticed(file: Path, tmp_path: Path) -
     put_back(file, copy)
     assert "and it knows of nothing after" in (await found(file))[0]
     await live(file)
-    assert "had forgotten what it acknowledged" in (await found(file))[0], "also when nodes have been there since"
+    assert "had forgotten what it acknowledged" in (await found(file))[0], "also if nodes have run since"
     store = await Store.open(f"sqlite:///{file}", Clock(node="n"))
-    await store.origin.recover()
+    await store.restore_detection.recover()
     await store.close()
     assert await found(file) == []
     await live(file)
@@ -157,21 +157,21 @@ async def test_a_file_that_was_put_back_is_noticed(file: Path, tmp_path: Path) -
     assert mode_of(f"{file}-seen") == 0o600
     remove(file)
     await live(file)
-    assert await found(file) == [], "a new database is no old one"
+    assert await found(file) == [], "a new database is not a restored one"
 
 
 @pytest.mark.postgres
-async def test_tables_made_from_a_dump_are_noticed(postgres_server: PostgresServer, postgres_url: str) -> None:
+async def test_tables_restored_from_a_dump_are_detected(postgres_server: PostgresServer, postgres_url: str) -> None:
     store = await Store.open(postgres_url, Clock(node="n"), checked=False)
     await migrate(store.driver)
     await store.nodes.beat(NODE)
-    assert await store.origin.signs() == []
-    with psycopg.connect(postgres_url, autocommit=True) as operator:  # As a dump that was read back does it.
+    assert await store.restore_detection.signs() == []
+    with psycopg.connect(postgres_url, autocommit=True) as operator:  # As restoring a dump does.
         operator.execute("create table copied (like headway_counters including all)")
         operator.execute("insert into copied select * from headway_counters")
         operator.execute("drop table headway_counters")
         operator.execute("alter table copied rename to headway_counters")
-    assert ["copied from another database" in sign.words for sign in await store.origin.signs()] == [True]
-    await store.origin.recover()
-    assert await store.origin.signs() == []
+    assert ["copied from another database" in sign.words for sign in await store.restore_detection.signs()] == [True]
+    await store.restore_detection.recover()
+    assert await store.restore_detection.signs() == []
     await store.close()
