@@ -90,8 +90,10 @@ def run(parts: list[str], reports: Path, *, reverse: bool = False) -> list[Outco
     outcomes = []
     with ThreadPoolExecutor(at_a_time) as pool, tempfile.TemporaryDirectory(prefix="hw-shared-") as shared:
         Path(shared).chmod(0o755)  # Servers run as another user, and read what is shared here.
+        # Tests start hundreds of processes, which share compiled bytecode unless this variable is set.
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         env = {
-            **os.environ,
+            **inherited,
             "SUITE_FAILURES": str((reports / "failures").resolve()),
             "SUITE_ORDER": "reverse" if reverse else "usual",
             "SUITE_SHARED": shared,
