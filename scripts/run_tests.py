@@ -73,9 +73,7 @@ def main() -> int:
         reports.mkdir(parents=True, exist_ok=True)
         outcomes = run(options.parts, reports, reverse=options.reverse)
     failed = [outcome.part for outcome in outcomes if outcome.code]
-    for outcome in sorted(outcomes, key=lambda outcome: -outcome.seconds):
-        verdict = "FAILED" if outcome.code else "ok"
-        print(f"{outcome.part:12} {outcome.seconds:6.1f} s  {outcome.cpu_seconds:6.1f} s CPU  {verdict}")
+    print(times(outcomes))
     print(summary(outcomes))
     return 1 if failed else 0
 
@@ -115,6 +113,15 @@ def _interrupt(*_: object) -> None:
     for process in tuple(LIVE):
         process.send_signal(signal.SIGINT)
     raise KeyboardInterrupt
+
+
+def times(outcomes: list[Outcome]) -> str:
+    """Say how long each part took, one line each, and whether it passed."""
+    slowest_first = sorted(outcomes, key=lambda outcome: -outcome.seconds)
+    return "\n".join(
+        f"{one.part:14} {one.seconds:6.1f} s  {one.cpu_seconds:6.1f} s CPU  {'FAILED' if one.code else 'ok'}"
+        for one in slowest_first
+    )
 
 
 def summary(outcomes: list[Outcome]) -> str:

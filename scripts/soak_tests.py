@@ -64,6 +64,7 @@ def _run(tests: list[str], reports: Path, *, reverse: bool) -> tuple[int, str]:
     parts = [part for name in parts for part in run_tests.GROUPS.get(name, [name])]
     with (reports / "output.log").open("w") as log, contextlib.redirect_stdout(log):
         outcomes = run_tests.run(parts, reports, reverse=reverse)
+        print(run_tests.times(outcomes))
     return max(outcome.code for outcome in outcomes), run_tests.summary(outcomes)
 
 

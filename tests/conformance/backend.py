@@ -122,6 +122,7 @@ class SqliteBackend(Backend):
         self.path = path
         self._now = now
         self._shift: Duration = 0
+        self._side: sqlite3.Connection | None = None
 
     @property
     def is_shared(self) -> bool:
@@ -137,11 +138,16 @@ class SqliteBackend(Backend):
         driver = self.store.driver
         assert isinstance(driver, SqliteDriver)
         if self.is_shared:
-            with sqlite3.connect(self.path, isolation_level=None, timeout=DEADLINE_S) as raw:
-                rows = _dicts(raw.execute(text))
-            raw.close()
-            return rows
+            return _dicts(self._beside().execute(text))
         return await driver._hop(lambda: _dicts(driver._connection.raw.execute(text)))
+
+    def _beside(self) -> sqlite3.Connection:
+        """Return a connection of its own to the file, opened once: reading the schema takes a while."""
+        if self._side is None:
+            self._side = sqlite3.connect(self.path, isolation_level=None, timeout=DEADLINE_S, check_same_thread=False)
+            self._side.execute("pragma synchronous = normal")
+            self._stack.callback(self._side.close)
+        return self._side
 
     async def is_held_up(self) -> bool:
         """Return true after a moment: SQLite cannot be asked, and every writer has to wait for the one that has begun.

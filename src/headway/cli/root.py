@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import Any, Final, cast
 
@@ -112,9 +112,7 @@ class LazyGroup(TyperGroup):
         cmd_name = OLD_NAMES.get(cmd_name, cmd_name)
         if cmd_name not in COMMANDS:
             return None
-        command = quickened(typer.main.get_command(import_module(f"headway.cli.{COMMANDS[cmd_name][0]}").app))
-        command.name = cmd_name
-        return command
+        return _load(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Print the list of commands without importing them."""
@@ -123,6 +121,15 @@ class LazyGroup(TyperGroup):
                 formatter.write_dl([(name, text) for name, (_, text) in commands.items()], col_max=12)
 
 
+@cache
+def _load(name: str) -> Any:
+    """Import and build a command: once in a process that runs many, as tests do."""
+    command = quickened(typer.main.get_command(import_module(f"headway.cli.{COMMANDS[name][0]}").app))
+    command.name = name
+    return command
+
+
+@cache
 def _root() -> Any:
     from headway.cli.session import new_group
 

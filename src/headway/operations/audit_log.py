@@ -7,6 +7,7 @@ entry that one short operation uses is written there.
 import getpass
 import socket
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 from headway.core.failures import DeadLetter
@@ -23,8 +24,9 @@ _SHOWN_MAX: Final = 50  # Jobs and tasks listed when many are enqueued at once.
 _SAID_MAX: Final = 200  # Characters of a filter: an entry is bounded and must also name the jobs.
 
 
+@cache
 def origin() -> str:
-    """Return `user@host`, the origin of actions that work directly on the store."""
+    """Return `user@host`, the origin of actions that work directly on the store. Looking up the user can be slow."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # The user has no name, as in many containers.
