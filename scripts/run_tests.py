@@ -9,6 +9,7 @@ test are kept in a folder.
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -50,6 +51,8 @@ FAST = {
 PARTS = {**ALL, **FAST}
 GROUPS = {"all": list(ALL), "fast": list(FAST)}
 AT_A_TIME = 5
+INTERRUPTS_MAX = 20
+INTERRUPT_EVERY_S = 3.0
 LIVE: set[subprocess.Popen[bytes]] = set()
 
 
@@ -104,15 +107,27 @@ def run(parts: list[str], reports: Path, *, reverse: bool = False) -> list[Outco
                 outcomes.append(outcome)
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
+            _stop_parts()
             raise
     return outcomes
 
 
 def _interrupt(*_: object) -> None:
-    """Stop the parts, and with them the servers of their tests, as Ctrl-C in a terminal does."""
-    for process in tuple(LIVE):
-        process.send_signal(signal.SIGINT)
     raise KeyboardInterrupt
+
+
+def _stop_parts() -> None:
+    """Stop the parts, and with them the servers of their tests, as Ctrl-C in a terminal does.
+
+    A test that runs a command in its own process interrupts only the command: so the parts are interrupted repeatedly.
+    """
+    for number in [signal.SIGINT] * INTERRUPTS_MAX + [signal.SIGTERM]:
+        for process in tuple(LIVE):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+        until = time.monotonic() + INTERRUPT_EVERY_S
+        while LIVE and time.monotonic() < until:
+            time.sleep(0.05)
 
 
 def times(outcomes: list[Outcome]) -> str:

@@ -18,8 +18,9 @@ from headway.core.errors import StoreError
 from tests.chaos.arena import environment
 from tests.chaos.plan import FLAP_S, LEASE_S, Fault
 from tests.chaos.rigs import Rig
-from tests.chaos.worker_arena import ROOT, Worker, WorkerArena, _die_with_parent, marked
+from tests.chaos.worker_arena import ROOT, Worker, WorkerArena, _die_with_parent
 from tests.support import evidence
+from tests.support.processes import marked
 from tests.support.proxy import BLACK_HOLE, CLEAR, DEAF, LOST_ANSWERS, MUTE, REFUSED, Link, Proxies, slow
 from tests.support.server import ServerMissing, free_port
 from tests.support.waiting import DEADLINE_S
@@ -279,7 +280,7 @@ class Cluster:
         deadline = time.monotonic() + ORPHANS_S_MAX + self.slack_s
         while True:
             gone = [worker.mark for worker in self.arena.workers if worker.mark not in living]
-            left = {mark: pids for mark in gone if (pids := marked(mark))}
+            left = {mark: pids for mark in gone if (pids := marked(f"ARENA={mark}"))}
             if not left or time.monotonic() > deadline:
                 return [f"L7: processes {sorted(pids)} outlive their node" for pids in left.values()]
             time.sleep(0.2)

@@ -29,7 +29,7 @@ from headway.store.transaction import ConstraintViolated
 from tests.chaos.arena import environment
 from tests.chaos.ledger import query
 from tests.support import evidence
-from tests.support.processes import is_alive
+from tests.support.processes import marked
 from tests.support.waiting import DEADLINE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -88,7 +88,7 @@ class Worker:
 
     def family(self) -> set[int]:
         """Return every direct and indirect subprocess of the worker, without the supervisor."""
-        return {pid for pid in marked(self.mark) if pid != self.pid}
+        return {pid for pid in marked(f"ARENA={self.mark}") if pid != self.pid}
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the supervisor only."""
@@ -387,16 +387,6 @@ def wait_for(
     except AssertionError as error:
         raise AssertionError(f"{error}\n{describe()}") from None
     assert found is not None
-    return found
-
-
-def marked(mark: str) -> set[int]:
-    """Return the live processes that were started with this marker in their environment."""
-    needle, found = f"ARENA={mark}".encode(), set()
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError):
-            if needle in (entry / "environ").read_bytes().split(b"\0") and is_alive(entry.name):
-                found.add(int(entry.name))
     return found
 
 

@@ -34,6 +34,7 @@ from headway.core.lifecycle import Status
 from headway.core.schedules import Schedule
 from tests.support import evidence
 from tests.support.command_line import Cli
+from tests.support.processes import marked
 from tests.support.server import free_port
 from tests.support.waiting import DEADLINE_S, wait_until
 
@@ -99,18 +100,8 @@ def environment(folder: Path, stage: Path) -> dict[str, str]:
     return {**clean, "TMPDIR": str(folder), "TERM": "xterm-256color", "MARKED": str(folder), **staged}
 
 
-def processes_of(folder: Path) -> list[str]:
-    """Return the command lines of live processes that were started with the environment of this folder."""
-    mark, found = f"MARKED={folder}".encode(), []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
-                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-    return found
-
-
 def check_no_process_left(folder: Path) -> None:
-    wait_until(lambda: not processes_of(folder), "every process of the demo to end", every_s=0.1)
+    wait_until(lambda: not marked(f"MARKED={folder}"), "every process of the demo to end", every_s=0.1)
 
 
 class Output:
@@ -298,7 +289,7 @@ def test_kill_9_leaves_no_process(scene: tuple[str, ...], tmp_path: Path, stage:
     hold(stage, AT_ONCE)
     with on_terminal(tmp_path, stage, *scene) as (process, terminal):
         terminal.read_until("Download" if scene else "Importing batches")
-        assert len(processes_of(tmp_path)) > 2
+        assert len(marked(f"MARKED={tmp_path}")) > 2
         process.kill()
         process.wait(DEADLINE_S)
         check_no_process_left(tmp_path)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import marked
 from tests.support.server import free_port
+from tests.support.waiting import DEADLINE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 SOMETIMES = """
@@ -26,6 +28,20 @@ def test_that_fails_in_the_second_run():
 
 def test_that_passes():
     evidence.note("seed", 4712)
+"""
+
+DEAF = """
+import time
+from pathlib import Path
+
+def test_that_swallows_the_first_interrupt():
+    folder = Path(__file__).parent
+    try:
+        (folder / "began").touch()
+        time.sleep(300)
+    except KeyboardInterrupt:
+        (folder / "interrupted").touch()
+    time.sleep(300)
 """
 
 
@@ -62,6 +78,26 @@ def test_soak_rejects_unknown_conditions(tmp_path: Path, conditions: str) -> Non
     done = _soak(tmp_path, "--conditions", conditions)
     assert done.returncode == 2
     assert "unknown: warm; known are cpu, disk, idle, reverse" in done.stderr
+
+
+def test_stopped_soak_ends_its_tests_and_its_load(tmp_path: Path) -> None:
+    """Also while a test takes the first interrupt for that of a command that it runs."""
+    (tmp_path / "test_deaf.py").write_text(DEAF)
+    command = [sys.executable, f"{ROOT}/scripts/soak_tests.py", "--reports", f"{tmp_path}/soak", "--conditions", "cpu"]
+    chosen = ["-p", "no:cacheprovider", "-s", str(tmp_path)]
+    mark = f"SOAK={tmp_path}"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "SOAK": str(tmp_path)}
+    soak = subprocess.Popen([*command, *chosen], cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        wait_until((tmp_path / "began").exists, "the test to begin")
+        assert len(marked(mark)) >= 2 + (os.cpu_count() or 1)
+        soak.terminate()
+        output, _ = soak.communicate(timeout=DEADLINE_S)
+    finally:
+        soak.kill()
+    assert (tmp_path / "interrupted").exists()
+    assert b"KeyboardInterrupt" in output
+    wait_until(lambda: not marked(mark), "the tests and the load to end")
 
 
 def test_concurrent_test_runs_get_different_ports() -> None:

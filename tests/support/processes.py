@@ -1,5 +1,6 @@
 """Queries about processes, answered by /proc on Linux."""
 
+import contextlib
 import os
 import re
 import signal
@@ -42,6 +43,16 @@ def is_stopped(pid: int) -> bool:
     except OSError:
         return False
     return {state_of(pid, thread) for thread in threads} - {""} == {"T"}
+
+
+def marked(variable: str) -> set[int]:
+    """Return the live processes that were started with this variable, `NAME=value`, in their environment."""
+    needle, found = variable.encode(), set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if needle in (entry / "environ").read_bytes().split(b"\0") and is_alive(entry.name):
+                found.add(int(entry.name))
+    return found
 
 
 def minds(pid: int, number: signal.Signals) -> bool:
