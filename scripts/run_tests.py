@@ -2,7 +2,7 @@
 
     python scripts/run_tests.py all|fast|PART … [--reverse] [--reports DIR]
 
-`all` is everything, five parts at a time: on two cores most parts wait for processes. `fast` is what needs no server
+`all` is everything, six parts at a time: on two cores most parts wait for processes. `fast` is what needs no server
 and little time, one half per core. The output of a part is printed when the part has ended. The last line counts the
 tests of all parts. With `--reports` the output of each part, its results as JUnit XML and one file for each failed
 test are kept in a folder.
@@ -25,7 +25,8 @@ from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).parents[1]
 INTEGRATION = "tests/integration"
-API = [f"{INTEGRATION}/test_{name}.py" for name in ("api_*", "cli_remote", "client", "dashboard", "webhooks")]
+API = [f"{INTEGRATION}/test_api_*.py"]
+CLIENTS = [f"{INTEGRATION}/test_{name}.py" for name in ("cli_remote", "client", "dashboard", "webhooks")]
 SHOWN = [f"{INTEGRATION}/test_{name}.py" for name in ("bench", "bench_sizing", "demo", "docs", "examples")]
 CONFIGURATIONS = "tests/engines/test_configurations.py"
 NO_SERVER = ["-q", "-m", "not slow and not postgres"]
@@ -34,13 +35,14 @@ NO_SERVER = ["-q", "-m", "not slow and not postgres"]
 ALL = {
     "api": API,
     "engines": ["tests/engines", f"--ignore={CONFIGURATIONS}"],
-    "processes": [INTEGRATION, *(f"--ignore-glob={pattern}" for pattern in (*API, *SHOWN))],
+    "processes": [INTEGRATION, *(f"--ignore-glob={pattern}" for pattern in (*API, *CLIENTS, *SHOWN))],
     "chaos": ["tests/chaos", "--ignore-glob=tests/chaos/test_workers*.py"],
     "configurations": [CONFIGURATIONS],
     "check": ["make", "check"],
     "shown": SHOWN,
     "workers": ["tests/chaos/test_workers*.py"],
     "conformance": ["tests/conformance", "tests/simulation"],
+    "clients": CLIENTS,
     "browser": ["tests/browser"],
     "units": ["tests/unit"],
 }
@@ -50,7 +52,7 @@ FAST = {
 }
 PARTS = {**ALL, **FAST}
 GROUPS = {"all": list(ALL), "fast": list(FAST)}
-AT_A_TIME = 5
+AT_A_TIME = 6
 INTERRUPTS_MAX = 20
 INTERRUPT_EVERY_S = 3.0
 LIVE: set[subprocess.Popen[bytes]] = set()

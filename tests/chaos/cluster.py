@@ -32,7 +32,7 @@ LEAVE_S_MAX = GRACE_S + 2.0 + 10.0  # The promised time, and what a busy machine
 ORPHANS_S_MAX = 20.0
 STOP_S_MAX = DEADLINE_S
 CLIENT_REST_S = 0.25
-RIGHT = "+0"
+RIGHT = "+0 x1"  # libfaketime keeps the last speed if none is named.
 WEATHERS = {
     "refuse": REFUSED,
     "black hole": BLACK_HOLE,

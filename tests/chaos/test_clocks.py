@@ -15,7 +15,7 @@ from tests.chaos.cluster import libfaketime, set_clock
 from tests.chaos.ledger import INTERVAL, check_audit, check_ledger, put_schedules, wait_until_decided
 from tests.support.server import ServerMissing
 
-STEPS = ("-7200", "+7200", "+0 x60", "2027-03-28 00:59:58", "+0")  # The fourth clock is frozen.
+STEPS = ("-7200", "+7200", "+0 x60", "2027-03-28 00:59:58", "+0 x1")  # The fourth clock is frozen.
 
 
 @pytest.mark.postgres

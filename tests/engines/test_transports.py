@@ -23,6 +23,7 @@ from headway.core.ports import Hint, Transport
 from headway.queue.announcer import HINTS_MAX, QUEUES_MAX, Announcer, TransportHealth
 from headway.queue.background_announcer import FLUSH_S_MAX, BackgroundAnnouncer
 from tests.engines.conftest import Patience
+from tests.support.proxy import CLEAR, MUTE, Proxies
 from tests.support.rabbitmq import RabbitServer
 from tests.support.redis import RedisServer
 from tests.support.server import free_port
@@ -136,6 +137,36 @@ async def test_hints_of_a_dead_listener_are_taken_over(
     await bench.cut(one)
     await other.attend({"default"})
     assert len(await take_hints(other, 3)) == 3
+
+
+async def test_calls_on_a_connection_that_another_call_closes_fail(bench: Bench, opened: Open) -> None:
+    """The call that first notices a silent server closes the connection; the others must not end as if cancelled."""
+    port = int(re.search(r":(\d+)", bench.url.rpartition("@")[2])[1])  # type: ignore[index]
+    with Proxies() as proxies:
+        link = proxies.to(port)
+        transport = opened(bench.url.replace(f":{port}", f":{link.port}"))
+        await transport.attend({"default"})
+        await transport.announce({"default": ids(1)})
+        link.set(MUTE)
+        calls = [
+            asyncio.ensure_future(call)
+            for call in (
+                transport.announce({"default": ids(3)}),
+                transport.announce({"media": ids(1)}),
+                transport.attend({"default", "media"}),
+                transport.attend({"default", "reports"}),
+            )
+        ]
+        await asyncio.sleep(0.3)  # They wait for their answers by now; if not, this shows less.
+        closing = asyncio.ensure_future(transport.close())
+        await asyncio.wait((closing,), timeout=2.0)  # short: Redis waits for the server; RabbitMQ does not.
+        link.cut()
+        link.set(CLEAR)
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.wait((closing, *calls))
+        assert not any(call.cancelled() for call in calls)
+        failures = [failure for call in calls if (failure := call.exception()) is not None]
+        assert all(isinstance(failure, EngineUnavailable) for failure in failures), failures
 
 
 async def test_malformed_hints_are_discarded(bench: Bench, opened: Open) -> None:

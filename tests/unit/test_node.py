@@ -164,6 +164,24 @@ async def test_bug_in_one_loop_ends_the_node_and_releases_its_roles() -> None:
 
 
 @virtual
+async def test_loop_that_a_library_cancels_ends_the_node() -> None:
+    """A client library may raise `CancelledError` by itself. The node must not live on without its loops."""
+    async with Stage() as stage:
+        await put(stage, "a")
+        actor = Actor(stage.seat())
+        await asyncio.sleep(1.0)
+
+        async def cancelled(shards: Shards, limit: int) -> Due:
+            raise asyncio.CancelledError
+
+        actor.seat.store.ledger.due = cancelled  # type: ignore[method-assign]
+        async with asyncio.timeout(30.0):
+            with pytest.raises(ExceptionGroup) as raised:
+                await actor.task
+        assert raised.group_contains(RuntimeError, match="scheduler was cancelled")
+
+
+@virtual
 async def test_loop_that_swallows_its_cancellation_does_not_keep_a_broken_node_alive() -> None:
     """A client library may swallow it if its response arrives at that moment."""
     async with Stage() as stage:

@@ -17,7 +17,7 @@ import logging
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from aio_pika.exceptions import AMQPError, DeliveryError
 from aiormq.channel import Channel as UnderlayChannel
 
 from headway.adapters.adapter_url import AdapterUrl
-from headway.core.clock import Clock
+from headway.core.clock import Clock, is_cancelled
 from headway.core.errors import EngineUnavailable, InvalidConfig
 from headway.core.ports import Hint
 
@@ -48,6 +48,7 @@ _PLAUSIBLE: Final = re.compile(rb"[!-~]{1,64}")
 _KINDS: Final = ("classic", "quorum")
 # The client raises RuntimeError for a closed channel, and uvloop does for a closed connection.
 _FAILURES: Final = (AMQPError, RuntimeError, OSError, TimeoutError)
+_RAISED: Final = (Exception, asyncio.CancelledError)  # `_told_plainly` says which are failures.
 
 for _client in ("aio_pika", "aiormq"):  # They log long tracebacks; we log one line, once.
     logging.getLogger(_client).setLevel(logging.CRITICAL)
@@ -159,7 +160,7 @@ class RabbitTransport:
             return  # Its connection is gone, so the broker has already redelivered it.
         try:
             await (message.ack() if is_done else message.nack(requeue=True))
-        except Exception as problem:
+        except _RAISED as problem:
             error = _told_plainly(problem)
             if not isinstance(error, _FAILURES):
                 raise
@@ -227,7 +228,10 @@ class RabbitTransport:
             async with asyncio.timeout(ANSWER_S_MAX):
                 link = await self._linked()
                 yield link
-        except _FAILURES as error:
+        except _RAISED as problem:
+            error = _told_plainly(problem)
+            if not isinstance(error, _FAILURES):
+                raise
             unavailable = self._unavailable(error)
             self._server = (self._server + 1) % len(self._address.endpoints)
             await self._disconnect(link)
@@ -262,7 +266,7 @@ class RabbitTransport:
             hearing = await connection.channel()
             await hearing.set_qos(prefetch_count=PREFETCH)
         except BaseException:
-            await connection.close()
+            await _close(connection)
             raise
         link = _Link(connection, telling, hearing)
         connection.close_callbacks.add(lambda *_: link.signal.set())
@@ -274,15 +278,29 @@ class RabbitTransport:
             return
         gone, self._link = self._link, None
         gone.signal.set()
-        with suppress(*_FAILURES):
-            async with asyncio.timeout(WAIT_S):
-                await gone.connection.close()
+        await _close(gone.connection)
 
     def _unavailable(self, error: BaseException) -> EngineUnavailable:
         host, port = self._address.endpoints[self._server]
         return EngineUnavailable(f"rabbitmq at {host}:{port}: {str(error) or 'it does not answer'}")
 
 
+async def _close(connection: AbstractConnection) -> None:
+    """Close a connection that may be broken."""
+    try:
+        async with asyncio.timeout(WAIT_S):
+            await connection.close()
+    except _RAISED as problem:
+        if not isinstance(_told_plainly(problem), _FAILURES):
+            raise
+
+
 def _told_plainly(error: BaseException) -> BaseException:
-    """Normalise an error: the client raises a bare `Exception` if the connection is lost during a write."""
-    return ConnectionError("the connection was lost during a write") if type(error) is Exception else error
+    """Normalise an error of the client.
+
+    If the connection is lost or closed meanwhile, it raises a bare `Exception`, or `CancelledError` although nobody
+    cancelled the caller.
+    """
+    if type(error) is Exception or (isinstance(error, asyncio.CancelledError) and not is_cancelled()):
+        return ConnectionError("the connection was lost")
+    return error

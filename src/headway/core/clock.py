@@ -118,6 +118,15 @@ class Clock:
         await asyncio.sleep(0)
 
 
+def is_cancelled() -> bool:
+    """Return whether somebody cancelled the current task.
+
+    A client library can raise `CancelledError` although nobody did, for example when its connection is closed.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 async def cancel_until_done(*tasks: "asyncio.Future[Any]") -> None:
     """Cancel tasks until they have ended. A client library can miss a cancellation, for example while it connects."""
     while waiting := [task for task in tasks if not task.done()]:
@@ -180,6 +189,11 @@ class Loop:
     async def _tick_once(self) -> float:
         try:
             rest_s = await self._tick()
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            # A task group would take it for a loop that ended as asked, and the process would live on without it.
+            raise RuntimeError(f"the loop {self.name} was cancelled, and nobody in this process did it") from error
         except (StoreUnavailable, StoreFull) as error:
             self._failures += 1
             rest_s = self._retry_rest_s()
