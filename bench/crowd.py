@@ -3,9 +3,9 @@
 Cron texts in several zones and fixed rates, each with arguments of its own and the default policies.
 """
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import islice
-from typing import Final
+from typing import Final, TypeVar
 
 from headway.core.clock import wall_now
 from headway.core.instants import SECOND, Instant, to_datetime
@@ -16,6 +16,8 @@ from headway.core.zones import zone
 from headway.store import Store
 from headway.store.schedules import in_pieces
 
+T = TypeVar("T")
+TRIES_MAX: Final = 7
 ZONES: Final = (
     "UTC",
     "Europe/Berlin",
@@ -52,6 +54,16 @@ def specs(count: int, at: Instant, prefix: str) -> dict[ScheduleRef, ScheduleSpe
         )
         for number, trigger in enumerate(islice(triggers(at), count))
     }
+
+
+async def in_time(attempt: Callable[[float], Awaitable[T]], lead_s: float) -> T:
+    """Call an attempt with the seconds that it has to gather a crowd; on a slow machine again, with twice as many."""
+    for _ in range(TRIES_MAX - 1):
+        try:
+            return await attempt(lead_s)
+        except TooLate:
+            lead_s *= 2
+    return await attempt(lead_s)
 
 
 async def gather(store: Store, count: int, *, lead_s: float, prefix: str = "crowd") -> Instant:

@@ -42,17 +42,20 @@ async def _measure_on(place: Place, run: Run, count: int) -> list[Figure]:
 
 
 async def _repetition(place: Place, count: int) -> Pair:
-    async with database(place) as url:
-        headway_s, names = await _headway(url, count)
-        batches = await _written(place, url, names)
+    async def decide(lead_s: float) -> tuple[float, list[Batch]]:
+        async with database(place) as url:
+            took_s, names = await _headway(url, count, lead_s)
+            return took_s, await _written(place, url, names)
+
+    headway_s, batches = await crowd.in_time(decide, 1.0 + count * LEAD_S_PER_SCHEDULE)
     bare_s = [await _bare(place, batches, way) for way in place.ways]
     return Pair(headway_s, min(bare_s))
 
 
-async def _headway(url: str, count: int) -> tuple[float, list[list[str]]]:
+async def _headway(url: str, count: int, lead_s: float) -> tuple[float, list[list[str]]]:
     """Let a node decide a crowd; return the seconds since its instant, and the names in each transaction."""
     async with opened(url) as (store, clock):
-        at = await crowd.gather(store, count, lead_s=1.0 + count * LEAD_S_PER_SCHEDULE)
+        at = await crowd.gather(store, count, lead_s=lead_s)
         return await decided_by_node(store, clock, count, at)
 
 

@@ -12,6 +12,7 @@ import sys
 import time
 from asyncio.subprocess import PIPE
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -48,12 +49,13 @@ async def _shards(place: Place, run: Run) -> list[Figure]:
     for _ in range(run.repetitions):
         for shards in SHARDS:
             what = f"one scheduler, {_shards_text(shards)}"
-            rate, cost_us = await _one(place, count, shards)
+            rate, cost_us = await crowd.in_time(partial(_one, place, count, shards), _lead_s(count))
             rates.setdefault(what, []).append(rate)
             costs_us.setdefault(what, []).append(cost_us)
         for shards in SHARDS[1:]:
             what = f"{PROCESSES} schedulers, {_shards_text(shards)}"
-            rates.setdefault(what, []).append(await _several(place, count, shards))
+            rate = await crowd.in_time(partial(_several, place, count, shards), _lead_s(count))
+            rates.setdefault(what, []).append(rate)
     return [
         *(plain("sizing", place.name, f"decisions by {what}", found, "/s") for what, found in rates.items()),
         *(plain("sizing", place.name, f"its processor time each: {what}", us, "us") for what, us in costs_us.items()),
@@ -64,16 +66,20 @@ def _shards_text(shards: int) -> str:
     return f"{shards} shard{'' if shards == 1 else 's'}"
 
 
-async def _one(place: Place, count: int, shards: int) -> tuple[float, float]:
+def _lead_s(count: int) -> float:
+    return 2.0 + count / LEAD_PER_S
+
+
+async def _one(place: Place, count: int, shards: int, lead_s: float) -> tuple[float, float]:
     """Decide a batch on one node in this process; return decisions per second and CPU microseconds per decision."""
     async with database(place) as url, opened(url) as (store, clock):
-        at = await crowd.gather(store, count, lead_s=2.0 + count / LEAD_PER_S)
+        at = await crowd.gather(store, count, lead_s=lead_s)
         settings, began = Settings(node="bench", scheduler_shards=shards), time.process_time()
         seconds, _ = await decided_by_node(store, clock, count, at, settings)
     return count / seconds, (time.process_time() - began) / count * 1e6
 
 
-async def _several(place: Place, count: int, shards: int) -> float:
+async def _several(place: Place, count: int, shards: int, lead_s: float) -> float:
     """Decide a batch in several processes that share the shards; return decisions per second."""
     variables = {"HEADWAY_SCHEDULER_SHARDS": str(shards)}
     async with database(place) as url, opened(url) as (store, _), AsyncExitStack() as stack:
@@ -82,7 +88,7 @@ async def _several(place: Place, count: int, shards: int) -> float:
         async with asyncio.timeout(PATIENCE_S):
             while len({lease.holder for lease, runs in await store.leases.held("scheduler/") if runs}) < PROCESSES:
                 await asyncio.sleep(0.1)
-        at = await crowd.gather(store, count, lead_s=2.0 + count / LEAD_PER_S)
+        at = await crowd.gather(store, count, lead_s=lead_s)
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.sleep((at - wall_now()) / SECOND)
             while (await store.ledger.next_due(EVERYTHING) or at) <= at:

@@ -2,7 +2,7 @@
 
     python scripts/run_tests.py all|fast|PART … [--reverse] [--reports DIR]
 
-`all` is everything, six parts at a time: on two cores most parts wait for processes. `fast` is what needs no server
+`all` is everything, five parts at a time: on two cores most parts wait for processes. `fast` is what needs no server
 and little time, one half per core. The output of a part is printed when the part has ended. The last line counts the
 tests of all parts. With `--reports` the output of each part, its results as JUnit XML and one file for each failed
 test are kept in a folder.
@@ -52,7 +52,7 @@ FAST = {
 }
 PARTS = {**ALL, **FAST}
 GROUPS = {"all": list(ALL), "fast": list(FAST)}
-AT_A_TIME = 6
+AT_A_TIME = 5
 INTERRUPTS_MAX = 20
 INTERRUPT_EVERY_S = 3.0
 LIVE: set[subprocess.Popen[bytes]] = set()
