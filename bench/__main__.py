@@ -19,6 +19,7 @@ from bench import (
     idle,
     latency,
     leases,
+    limits,
     live,
     outage,
     scale,
@@ -49,6 +50,7 @@ BENCHES: Final[dict[str, Measure]] = {
     "dashboard": dashboard.measure,
     "transports": transports.measure,
     "leases": leases.measure,
+    "limits": limits.measure,
     "sizing": sizing.measure,
 }
 AGAINST_PEERS: Final = {"drain", "latency"}

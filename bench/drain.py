@@ -52,7 +52,7 @@ async def _measure_on(place: Place, run: Run, grounds: Grounds) -> list[Figure]:
     for _ in range(min(run.repetitions, ROUNDS_MAX)):
         bare.append(await batch_limit(place, run.size(JOBS_MAX, 1_000)))
         for workers in WORKERS:
-            rates[workers].append(await _rate(own, grounds, run, workers))
+            rates[workers].append(await drained_rate(own, grounds, run, workers))
         best = max(WORKERS, key=lambda workers: rates[workers][-1])
         before = rates[best][-1]
         for contest in contests:
@@ -69,18 +69,18 @@ async def _compete(
 ) -> float:
     """Measure a peer, then Headway again; return Headway's rate. A peer that fails is reported and left out."""
     try:
-        found = {count: await _rate(contest.rival, grounds, run, count) for count in WORKERS}
+        found = {count: await drained_rate(contest.rival, grounds, run, count) for count in WORKERS}
     except Failed as error:
         print(f"{contest.rival.name}: {error}", file=sys.stderr)
         return before
-    after = await _rate(own, grounds, run, workers)
+    after = await drained_rate(own, grounds, run, workers)
     contest.ours.append((before + after) / 2)
     for count, rate in found.items():
         contest.theirs[count].append(rate)
     return after
 
 
-async def _rate(contestant: Contestant, grounds: Grounds, run: Run, workers: int) -> float:
+async def drained_rate(contestant: Contestant, grounds: Grounds, run: Run, workers: int) -> float:
     """Measure; repeat, a few times at most, while other processes use the machine."""
     jobs = min(JOBS_MAX, run.size(contestant.pace * LENGTH_S, 200))
     found: list[Drained] = []

@@ -19,8 +19,10 @@ from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 from headway.core.errors import Conflict, DefinitionError, NotFound
 from headway.operations.jobs import Jobs
+from headway.operations.limits import Limits
 from headway.operations.queues import Queues
 from headway.operations.schedules import Schedules
+from headway.operations.tenants import Tenants
 from headway.operations.verbs import OperationGroup, Parameter, Verb, verbs_of
 from headway.operations.webhooks import Webhooks
 from headway.operations.workers import Workers
@@ -51,6 +53,8 @@ class Calls:
 
 GROUPS: Final = (
     Calls("Queues", Queues),
+    Calls("Limits", Limits),
+    Calls("Tenants", Tenants),
     Calls("DeclaredWorkers", Workers, frozenset({"drain"})),
     Calls(
         "DeclaredJobs",

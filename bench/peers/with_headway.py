@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any, Final
 
 from bench.peers.kit import POSTGRES, SQLITE, VARIANT, Awaited, become, hit
 from headway import Headway
@@ -12,6 +13,19 @@ from headway.store.migrations import migrate
 URL = f"sqlite:///{SQLITE}" if "sqlite" in VARIANT else POSTGRES
 
 app = Headway(settings=Settings(store=URL, node="bench"), name="bench")
+
+# What jobs and limits the variants of the benchmark `limits` have; the plain one has none.
+TENANTS: Final = 1_000
+KEYS: Final = 10_000
+LIMITS: Final[dict[str, dict[str, Any]]] = {
+    "queue-limit": {"queue:default": {"concurrency": 500}},
+    "keys": {"key-*": {"concurrency": 5}},
+}
+JOBS: Final[dict[str, dict[str, Any]]] = {
+    "tenants": {"tenant": lambda row: f"t{row['key'] % TENANTS}"},
+    "keys": {"limit": lambda row: f"key-{row['key'] % KEYS}"},
+}
+KIND: Final = VARIANT.partition("+")[2]
 
 
 @app.task
@@ -27,6 +41,10 @@ async def setup() -> None:
         await migrate(driver)
     finally:
         await driver.close()
+    for name, limit in LIMITS.get(KIND, {}).items():
+        app.limit(name, **limit)
+    if LIMITS.get(KIND):
+        await app.sync()
 
 
 @asynccontextmanager
@@ -37,7 +55,7 @@ async def producer() -> AsyncIterator[Awaited]:
         await noop.enqueue(key=key, sent_ns=sent_ns)
 
     async def many(keys: Sequence[int]) -> None:
-        await noop.enqueue_many([{"key": key, "sent_ns": 0} for key in keys])
+        await noop.enqueue_many([{"key": key, "sent_ns": 0} for key in keys], **JOBS.get(KIND, {}))
 
     async with app:
         yield Awaited(one, many)

@@ -341,6 +341,8 @@ export interface Job {
   tenant: string;
   key: string | null;
   tags: string[];
+  /** the limit that it names */
+  limit: string | null;
   schedule: string | null;
   occurrence_at: string | null;
   batch: string | null;
@@ -444,6 +446,82 @@ export interface LetterFilter {
   error?: string | null;
 }
 
+/** How many jobs may run at a time, and how many may start in a period. */
+export interface Limit {
+  /** queue:NAME, task:NAME, tenant:NAME or a name that jobs give */
+  name: string;
+  concurrency: number | null;
+  /** starts in a time */
+  rate: string | null;
+  /** the size of the token bucket of the rate */
+  burst: number | null;
+  /** the app that declares it; empty: put by an operator */
+  owner: string;
+  /** false until attempts that run already are counted */
+  in_force: boolean;
+  /** running jobs that it counts; null for a name that ends with * */
+  running: number | null;
+  /** whether this request changed it */
+  changed?: boolean;
+}
+
+/** The result of an audit of limits: every start beyond a limit that was in force, recomputed from attempts. */
+export interface LimitAudit {
+  /** definitions of limits, former ones included */
+  limits: number;
+  attempts: number;
+  excesses: LimitExcess[];
+  ok: boolean;
+  /** false: there are more than 200,000 attempts since that time */
+  complete: boolean;
+  since: string;
+}
+
+/** A limit with the jobs that hold its places. */
+export interface LimitDetails {
+  /** queue:NAME, task:NAME, tenant:NAME or a name that jobs give */
+  name: string;
+  concurrency: number | null;
+  /** starts in a time */
+  rate: string | null;
+  /** the size of the token bucket of the rate */
+  burst: number | null;
+  /** the app that declares it; empty: put by an operator */
+  owner: string;
+  /** false until attempts that run already are counted */
+  in_force: boolean;
+  /** running jobs that it counts; null for a name that ends with * */
+  running: number | null;
+  /** whether this request changed it */
+  changed?: boolean;
+  /** running jobs, those that run longest first */
+  holders: LimitHolder[];
+  /** groups of jobs under the same limits that wait for this one */
+  held: number;
+}
+
+/** A start that a limit did not allow. */
+export interface LimitExcess {
+  limit: string;
+  /** the name under which it counted, such as account-42 */
+  gate: string;
+  /** concurrency or rate */
+  kind: string;
+  at: string;
+  allowed: number;
+  /** how many ran, or started in the period, with this one */
+  found: number;
+  job: string;
+}
+
+/** A running job that a limit counts. */
+export interface LimitHolder {
+  id: string;
+  task: string;
+  tenant: string;
+  since: string;
+}
+
 /** A log line of a job. A live one has no number yet. */
 export interface LogLine {
   seq: number | null;
@@ -541,6 +619,7 @@ export interface NamedSchedule {
   expect?: string | number | null;
   callback_url?: string | null;
   expires?: string | number | null;
+  limit?: string | null;
   name: string;
 }
 
@@ -560,6 +639,7 @@ export interface NewJob {
   expires?: string | number | null;
   tags?: string[] | null;
   metadata?: { [name: string]: Json } | null;
+  limit?: string | null;
 }
 
 /** Many jobs to enqueue, all or none. */
@@ -685,6 +765,17 @@ export interface Problem {
   hint?: string;
 }
 
+export interface PutLimit {
+  concurrency?: number | null;
+  rate?: string | null;
+  burst?: number | null;
+}
+
+export interface PutTenant {
+  weight?: number | null;
+  wait_slo?: string | null;
+}
+
 /** The jobs that wait in a queue or run from it, and whether it is paused. */
 export interface Queue {
   name: string;
@@ -699,6 +790,20 @@ export interface Queue {
   reason: string | null;
   /** whether this request changed it */
   changed?: boolean;
+}
+
+/** How many slots a queue needs, for autoscalers such as KEDA. */
+export interface QueueScale {
+  queue: string;
+  /** ready jobs that limits let run, up to 100,000 */
+  ready: number;
+  running: number;
+  /** slots of live workers that take from the queue */
+  slots: number;
+  /** what the ready jobs take together, as jobs took lately */
+  work_seconds: number;
+  /** slots that start the ready jobs within the given wait */
+  wanted_slots: number;
 }
 
 /** A decision in short, with the status of its job. */
@@ -721,6 +826,12 @@ export interface RefusedJob {
 export interface RefusedLetter {
   id: string;
   error: string;
+}
+
+/** A limit that was removed. */
+export interface RemovedLimit {
+  name: string;
+  removed: boolean;
 }
 
 /** A schedule that was removed. */
@@ -784,6 +895,7 @@ export interface Schedule {
   expect: string | null;
   callback_url: string | null;
   expires: string | null;
+  limit: string | null;
   owner: string;
   /** its ETag; grows with every change */
   revision: number;
@@ -840,6 +952,7 @@ export interface ScheduleBody {
   expect?: string | number | null;
   callback_url?: string | null;
   expires?: string | number | null;
+  limit?: string | null;
 }
 
 /** The outcome, or planned outcome, for one of many schedules. */
@@ -947,6 +1060,51 @@ export interface StoreState {
   latency_ms: number;
 }
 
+/** How a tenant shares queues with others. */
+export interface Tenant {
+  name: string;
+  /** twice the weight is twice the time */
+  weight: number;
+  /** how long its jobs should wait for a worker at most */
+  wait_slo: string | null;
+  /** who set it; null: nobody, so the weight is 1 */
+  author: string | null;
+  /** what its jobs took, in all queues */
+  used_seconds: number;
+  /** whether this request changed it */
+  changed?: boolean;
+}
+
+/** A tenant with its use of each queue, and how long its newest jobs waited. */
+export interface TenantDetails {
+  name: string;
+  /** twice the weight is twice the time */
+  weight: number;
+  /** how long its jobs should wait for a worker at most */
+  wait_slo: string | null;
+  /** who set it; null: nobody, so the weight is 1 */
+  author: string | null;
+  /** what its jobs took, in all queues */
+  used_seconds: number;
+  /** whether this request changed it */
+  changed?: boolean;
+  queues: TenantShare[];
+  /** started jobs that were measured, the newest */
+  waits: number;
+  /** p95 of how long they waited */
+  wait_p95_seconds: number | null;
+  /** null without wait_slo, or without started jobs */
+  meets_slo: boolean | null;
+}
+
+/** What a tenant has used of one queue. */
+export interface TenantShare {
+  queue: string;
+  used_seconds: number;
+  /** by which tenants are served, the least first; of all tenants only */
+  share_seconds?: number;
+}
+
 export interface TestWebhook {
   url?: string | null;
 }
@@ -1003,6 +1161,8 @@ export interface TriggeredJob {
   tenant: string;
   key: string | null;
   tags: string[];
+  /** the limit that it names */
+  limit: string | null;
   schedule: string | null;
   occurrence_at: string | null;
   batch: string | null;
@@ -1090,4 +1250,4 @@ export interface Worker {
 }
 
 /** The fields of NewJob. */
-export const NEW_JOB_FIELDS = ["type", "args", "delay", "run_at", "queue", "priority", "key", "tenant", "callback_url", "max_attempts", "timeout", "expires", "tags", "metadata"] as const;
+export const NEW_JOB_FIELDS = ["type", "args", "delay", "run_at", "queue", "priority", "key", "tenant", "callback_url", "max_attempts", "timeout", "expires", "tags", "metadata", "limit"] as const;

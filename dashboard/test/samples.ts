@@ -11,6 +11,7 @@ export function job(id: string, changes: Partial<Job> = {}): Job {
     schedule: null,
     key: null,
     tags: [],
+    limit: null,
     status: "RUNNING",
     progress: 0,
     attempts: 1,

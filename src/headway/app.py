@@ -3,8 +3,8 @@
 Async inside, sync outside: every call that does I/O is a coroutine with a blocking twin named `…_sync`, a thin
 facade over the same coroutine that works in threads and scripts alike (see `Connections.blocking`).
 
-Schedules declared here belong to the app, by its name. `sync()` writes the declared schedules to the store and removes
-those that this app declared before and no longer does; schedules of other apps, and those put by hand, stay.
+Schedules, limits and tenants declared here belong to the app, by its name. `sync()` writes them to the store and
+removes those that this app declared before and no longer does; those of other apps, and those put by hand, stay.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ from headway.core.tenants import ALL_TENANTS, DEFAULT_TENANT
 from headway.core.triggers import Trigger
 from headway.core.validation import check_name, read_status
 from headway.operations import audit_log
+from headway.operations.app_sync import Declarations, sync_app
 from headway.operations.caller import Caller, Principal
 from headway.operations.job_actions import cancel_job, retry_job
 from headway.operations.job_reads import explained_job, visible_job
 from headway.operations.schedule_definitions import put_unowned
-from headway.operations.schedule_sync import sync_schedules
 from headway.operations.schedules import Schedules
 from headway.tasks.definitions import Definitions
 from headway.tasks.handles import JobHandle
@@ -270,8 +270,11 @@ class Headway(Connections, TaskRegistry):
     occurrences_sync = blocking_twin(occurrences)
 
     async def sync(self) -> dict[str, str]:
-        """Write the schedules declared here to the store; return the outcome of each."""
-        return await sync_schedules(await self.store(), self.name, self.declared)
+        """Write the schedules, limits and tenants declared here to the store; return the outcome of each.
+
+        Limits are named `limit:NAME` there, and tenants `tenant:NAME`.
+        """
+        return await sync_app(await self.store(), Declarations.of(self))
 
     sync_sync = blocking_twin(sync)
 

@@ -39,9 +39,16 @@ async def enqueue(store: Store, **options: Any) -> str:
     return (await store.queue.enqueue([new_job(**options)]))[0].id
 
 
+async def claim_all(store: Store, queue: str = "default", *, limit: int = 100, node: str = "worker-1") -> list[Claimed]:
+    """Claim ready jobs as a worker does: by lanes where the queue has tenants or limits, else with the plain claim."""
+    if (await store.work.ready_queues()).get(queue):
+        return [*(await store.work.claim_lanes(queue, node=node, lease=LEASE, limit=limit)).jobs]
+    return await store.work.claim(queue, node=node, lease=LEASE, limit=limit)
+
+
 async def claim_one(store: Store, queue: str = "default") -> Claimed:
     """Claim exactly one job."""
-    [job] = await store.work.claim(queue, node="worker-1", lease=LEASE, limit=1)
+    [job] = await claim_all(store, queue, limit=1)
     return job
 
 

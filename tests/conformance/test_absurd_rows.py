@@ -12,7 +12,7 @@ from tests.conformance.backend import Backend
 
 INT = (2**31 - 1, -(2**31))
 BIG = (2**63 - 1, -(2**63))
-COUNTS = ("attempt", "failures", "max_attempts", "priority", "progress", "company")
+COUNTS = ("attempt", "failures", "max_attempts", "priority", "progress", "company", "held")
 TIMES = ("run_at", "occurrence_at", "created_at", "updated_at", "ready_at", "started_at", "cancel_requested_at")
 NUMBERS = ("version", "log_bytes", "lease_until", "expires_at", "reviewed_at", "apart_for")
 LONG = "repeat('x', 3000000)"

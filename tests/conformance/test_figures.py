@@ -7,7 +7,7 @@ from headway.core.instants import HOUR, SECOND
 from headway.core.lifecycle import FINAL, Raised, Status
 from headway.core.schedule_names import schedule_name
 from headway.store import Store
-from tests.conformance.arrange import bring_to, enqueue, run_one, spec
+from tests.conformance.arrange import bring_to, claim_one, enqueue, run_one, spec
 from tests.conformance.backend import Backend
 
 
@@ -16,7 +16,7 @@ async def test_live_jobs_of_a_tenant_are_counted_up_to_a_limit(store: Store) -> 
         await enqueue(store, tenant="acme", queue="a")
     await enqueue(store, tenant="acme", queue="b", delay=HOUR)
     await enqueue(store, tenant="globex", queue="a")
-    await store.work.claim("a", node="n", lease=HOUR, limit=1)
+    assert (await claim_one(store, "a")).tenant == "acme"
     counts = {(row["name"], row["status"]): row["jobs"] for row in await store.statistics.live_counts("acme")}
     assert counts == {("a", "PENDING"): 2, ("a", "RUNNING"): 1, ("b", "SCHEDULED"): 1}
     assert [row["jobs"] for row in await store.statistics.live_counts("acme", limit=1)] == [1, 1, 1]

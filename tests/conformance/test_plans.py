@@ -15,6 +15,7 @@ import pytest
 from headway.core.instants import DAY, HOUR, MINUTE
 from headway.store.sqlite import SqliteConnection
 from headway.store.statements import POSTGRES, SQLITE, catalogue, migrations, positional
+from tests.conformance import plans_of_limits
 from tests.conformance.conftest import Databases
 from tests.support.waiting import DEADLINE_S
 
@@ -167,7 +168,7 @@ HOT: dict[str, dict[str, Any]] = {
     "any_expired": {},
     "expired": {"limit": 500},
     "apart": {"tasks": '["t-1"]', "queues": "[]", "any_queue": 1, "limit": 50},
-    "claim_apart": {"id": JOB, "node": "n", "lease": MINUTE},
+    "claim_apart": {"id": JOB, "node": "n", "lease": MINUTE, "held": 0},
     "held_by_node": {"node": "n-1", "limit": 10_000},
     "beside": {"nodes": '[{"lost_node": "n-1", "since": 7}, {"lost_node": "n-2", "since": 7}]', "limit": 10_000},
     "cancel": {"ids": IDS, "reason": "r"},
@@ -225,6 +226,7 @@ HOT: dict[str, dict[str, Any]] = {
     "renew": {"leases": '[{"lease_name": "scheduler/0", "lease_token": 5}]', "holder": "n", "duration": MINUTE},
     "release": {"leases": '[{"lease_name": "scheduler/0", "lease_token": 5}]', "holder": "n"},
     "fence": {"names": '["scheduler/0"]', "holder": "n"},
+    **plans_of_limits.HOT,
 }
 # The index has the requested order.
 ORDERED = {
@@ -239,11 +241,12 @@ ORDERED = {
     "log",
     "log_newest",
     "dead_letters_page",
+    *plans_of_limits.ORDERED,
 }
 KEY = "headway_jobs_pkey|sqlite_autoindex_headway_jobs_1"
 # Each of these has its own index, and reads the large table in no other way.
 BY: dict[str, str] = {
-    **dict.fromkeys(("claim", "claim (skipping)", "ready_queues", "ahead"), "headway_jobs_ready"),
+    **dict.fromkeys(("claim", "claim (skipping)", "ready_queues", "ahead"), "headway_jobs_lane"),
     **dict.fromkeys(("extend", "settle", "settle_completed", "report", "hold_attempt", "unpark_jobs"), KEY),
     "claim_apart": f"{KEY}|headway_jobs_apart",
     "apart": "headway_jobs_apart",
@@ -264,6 +267,7 @@ BY: dict[str, str] = {
     "log": "headway_log_job",
     "log_newest": "headway_log_job",
     "prune_log": "headway_log_job",
+    **plans_of_limits.BY,
 }
 # They must also be planned well when a full table was empty a minute ago.
 UNDER_LOAD = (
@@ -289,6 +293,7 @@ UNDER_LOAD = (
     "enqueue",
     "job",
     "cancel",
+    *plans_of_limits.UNDER_LOAD,
 )
 # Statements for people, run manually or rarely, and those on small tables.
 COLD = {
@@ -321,11 +326,12 @@ COLD = {
     *("follow_jobs", "forget_followed", "feed_position", "feed", "feed_again", "prune_feed"),
     *("tokens", "any_token", "token_by_id", "token_by_hash", "add_token", "revoke_token", "add_audit_entries"),
     *("audit_entries", "prune_audit_entries"),
+    *plans_of_limits.COLD,
 }
 
-BIG = "headway_(?:jobs|schedules|occurrences|attempts|events|revisions|leases|log|steps)"
+BIG = "headway_(?:jobs|schedules|occurrences|attempts|events|revisions|leases|log|steps|lanes|shares|gates|rings)"
 # Partial indexes that hold only waiting or running jobs: scanning one reads only pending work.
-SMALL = "headway_jobs_(?:ready|waiting|blocked|leased|apart)|headway_schedules_delay"
+SMALL = "headway_jobs_(?:lane|waiting|blocked|leased|apart)|headway_schedules_delay"
 
 
 def test_every_statement_is_hot_or_cold() -> None:
@@ -355,6 +361,7 @@ def test_sqlite_searches(sqlite: SqliteConnection, name: str) -> None:
     scans = [line for line in plan if re.search(r"\bSCAN\b", line) and "json_each" not in line]
     allowed = re.compile(
         rf"SCAN (?:\w+ USING (?:COVERING )?INDEX (?:{SMALL})\b|due|free|picked|old|gone|r|t|found|leased|ran|before_it|"
+        r"place VIRTUAL TABLE INDEX 1:$|counted|locked|page|l USING INDEX headway_limits_task$|"
         r"headway_all_attempts$|headway_events_v$|CONSTANT ROW|\(.*\))"
     )
     if name == "next_due":  # Walks the index up to the first schedule of its shards.
@@ -363,7 +370,7 @@ def test_sqlite_searches(sqlite: SqliteConnection, name: str) -> None:
         allowed = re.compile("SCAN headway_jobs USING INDEX headway_jobs_dead|SCAN (?:letters|failed)")
     if name in ("backlog", "dead_letters", "deliveries_waiting"):  # The same.
         allowed = re.compile(
-            r"SCAN headway_jobs USING (?:COVERING )?INDEX headway_jobs_(?:ready|dead)\b"
+            r"SCAN headway_jobs USING (?:COVERING )?INDEX headway_jobs_(?:lane|dead)\b"
             r"|SCAN headway_deliveries USING INDEX headway_deliveries_due"
             r"|SCAN (?:CONSTANT ROW|heads|lanes|oldest|letters|waiting)$"
         )
@@ -395,14 +402,14 @@ def test_sqlite_does_not_sort(sqlite: SqliteConnection, name: str) -> None:
 FILL = """
 insert into headway_jobs (id, tenant, task, queue, priority, status, run_at, attempt, failures, max_attempts, exclusive,
   version, key, schedule, blocked_by, lease_until, args, created_at, updated_at, started_at, finished_at, progress,
-  reason, node, cancel_requested_at, parked, expires_at, rerun_of)
+  reason, node, cancel_requested_at, parked, expires_at, held, rerun_of)
 select 'job_' || lpad(n::text, 26, '0'), 'default', 't-' || n % 9, 'default', n % 3, status, {now} + due, 1, 0, 1, 0, 1,
   case when n % 2 = 0 then 'key-' || n end, case when n % 4 = 0 then 's-' || n % 20000 end,
   case when status = 'BLOCKED' then 'job_' || lpad((n - 9000)::text, 26, '0') end,
   case when status = 'RUNNING' then {now} + 30000000 end, '{{}}' || repeat(' ', 300), {now}, {now}, {now},
   case when status in ('COMPLETED', 'FAILED') then {now} end, 0, '', 'n-' || n % 50,
   case when n % 20 = 0 then {now} end, case when status = 'BLOCKED' and n % 2 = 0 then 'unknown task' end,
-  case when n % 5 = 0 then {now} + n * bigint '1000000' end,
+  case when n % 5 = 0 then {now} + n * bigint '1000000' end, case when status = 'RUNNING' then 15 else 0 end,
   case when n % 400 = 7 then 'job_' || lpad((n - 1)::text, 26, '0') end
 from generate_series(1, 60000) as n,
 lateral (
@@ -454,7 +461,7 @@ async def unknown(request: pytest.FixtureRequest) -> AsyncIterator[asyncpg.Conne
 async def filled(unknown: asyncpg.Connection) -> asyncpg.Connection:
     """Fill the tables, with statistics from when they were empty."""
     await unknown.execute("analyze")
-    await unknown.execute(FILL.format(now=POSTGRES.render("{now}")))
+    await unknown.execute((FILL + plans_of_limits.FILL).format(now=POSTGRES.render("{now}")))
     return unknown
 
 

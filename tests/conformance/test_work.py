@@ -61,7 +61,9 @@ async def test_claim_returns_everything_that_a_worker_needs(backend: Backend) ->
     )
     plain = new_job(queue="media")
     await backend.store.queue.enqueue([given, plain])
-    job, other = await backend.store.work.claim("media", node="n", lease=LEASE, limit=2)
+    assert [job.id for job in await backend.store.work.claim("media", node="n", lease=LEASE, limit=2)] == [plain.id]
+    await backend.sql(f"update headway_jobs set status = 'PENDING', attempt = 0 where id = '{plain.id}'")
+    job, other = (await backend.store.work.claim_lanes("media", node="n", lease=LEASE, limit=2)).jobs
     for name in ("id", "task", "args", "tenant", "queue", "priority", "max_attempts", "backoff", "timeout", "metadata"):
         assert getattr(job, name) == getattr(given, name), name
     assert (job.schedule, job.occurrence_at, job.attempt, job.failures, job.log_bytes) == ("s", 5, 1, 0, 0)
@@ -354,15 +356,19 @@ async def test_skipped_tasks_are_left_to_other_workers(backend: Backend) -> None
 
 async def test_ready_queues(backend: Backend) -> None:
     store = backend.store
-    assert await store.work.ready_queues() == []
+    assert await store.work.ready_queues() == {}
     for queue in ("b", "a", "b", "Z", "größe"):
         await enqueue(store, queue=queue)
     await enqueue(store, queue="later", delay=HOUR)
     await enqueue(store, queue="running")
     await claim_one(store, "running")
-    assert sorted(await store.work.ready_queues()) == sorted(["Z", "a", "b", "größe"])
+    await enqueue(store, queue="shared", tenant="acme")
+    plain = dict.fromkeys(["Z", "a", "b", "größe"], False)
+    assert await store.work.ready_queues() == {**plain, "shared": True}
     await claim_one(store, "a")
-    assert sorted(await store.work.ready_queues()) == sorted(["Z", "b", "größe"])
+    await claim_one(store, "shared")
+    del plain["a"]
+    assert await store.work.ready_queues() == plain
 
 
 async def test_attempts_with_a_requested_cancel(backend: Backend) -> None:

@@ -49,6 +49,9 @@ READS: dict[str, list[str]] = {
     "schedules history": ["daily"],
     **{f"jobs {verb}": ["RUNNING"] for verb in ("show", "why", "logs", "events")},
     "jobs watch": ["ENDED"],
+    "limits show": ["queue:media"],
+    "tenants show": ["acme"],
+    "queues scale": ["media"],
 }
 # In the order of execution.
 WRITES: dict[str, list[str]] = {
@@ -60,6 +63,10 @@ WRITES: dict[str, list[str]] = {
     "dead drop": ["--all", "--yes"],
     "queues pause": ["media"],
     "queues resume": ["media"],
+    "queues limit": ["media", "4"],
+    "limits put": ["account-*", "--concurrency", "1", "--rate", "10/s"],
+    "limits remove": ["account-*"],
+    "tenants set": ["acme", "--weight", "3"],
     "schedules put": ["hourly", "--task", "report", "--every", "1h"],
     "schedules apply": ["--file", "schedules.json"],
     "schedules pause": ["daily"],
@@ -270,6 +277,8 @@ def test_every_command_and_every_route_works(
         with Running(Settings.load()) as running:
             cli = Cli(capsys, tmp_path)
             assert cli("schedules", "put", "daily", "--task", "report", "--cron", "0 6 * * *").code == 0
+            assert cli("limits", "put", "queue:media", "--concurrency", "5").code == 0
+            assert cli("tenants", "set", "acme", "--weight", "2").code == 0
             _get_every_route(running)
             _run_every_command(cli, running.ids, as_json=live == "live")
 
@@ -280,6 +289,8 @@ def _get_every_route(running: Running) -> None:
         "/api/webhooks/": running.ids["WEBHOOK"],
         "/api/deliveries/": running.ids["DELIVERY"],
         "/api/schedules/": "daily",
+        "/api/limits/": "queue:media",
+        "/api/tenants/": "acme",
     }
     for route in ROUTES:
         if route.method != "GET":

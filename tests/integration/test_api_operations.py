@@ -19,6 +19,7 @@ from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import Every
 from headway.store import Store
 from tests.conformance.arrange import decide, run_one
+from tests.support.claiming import claim
 from tests.support.house import House
 
 ERROR = '{"type": "IOError", "message": "the disk is full", "traceback": "line 1"}'
@@ -83,7 +84,7 @@ def test_queues_are_counted_for_all_tenants_and_for_one(home: House) -> None:
     enqueue(home, 2, queue="counted", tenant="globex")
     enqueue(home, 1, queue="counted-too", tenant="globex")
     enqueue(home, 1, queue="counted", tenant="acme", delay=HOUR)
-    home.on_store(lambda store: store.work.claim("counted", node="n", lease=HOUR, limit=1))
+    home.on_store(lambda store: claim(store, "counted", node="n", lease=HOUR, limit=1))
     mine = {queue["name"]: queue for queue in items_of(home.acme, "/api/queues")}
     assert "counted-too" not in mine
     assert (mine["counted"]["pending"], mine["counted"]["running"]) == (2, 1)
@@ -99,7 +100,7 @@ def test_queue_is_paused_for_all_tenants_by_an_operator_of_all(home: House) -> N
     shown = home.everybody.post("/api/queues/tap/pause", json={"reason": "the disk is full"}).json()
     assert (shown["paused"], shown["paused_by"], shown["reason"]) == (True, "everybody", "the disk is full")
     enqueue(home, queue="tap", tenant="acme")
-    assert home.on_store(lambda store: store.work.claim("tap", node="n", lease=HOUR, limit=1)) == []
+    assert home.on_store(lambda store: claim(store, "tap", node="n", lease=HOUR, limit=1)) == []
     mine = next(queue for queue in items_of(home.acme, "/api/queues") if queue["name"] == "tap")
     assert (mine["paused"], mine["pending"]) == (True, 1)
     alert = next(alert for alert in home.acme.get("/api/alerts").json()["items"] if alert["target"] == "tap")
@@ -112,7 +113,7 @@ def test_queue_is_paused_for_all_tenants_by_an_operator_of_all(home: House) -> N
     }
     assert error_of(home.acme.post("/api/queues/tap/resume"), 403)
     assert home.everybody.post("/api/queues/tap/resume").json()["paused"] is False
-    assert len(home.on_store(lambda store: store.work.claim("tap", node="n", lease=HOUR, limit=1))) == 1
+    assert len(home.on_store(lambda store: claim(store, "tap", node="n", lease=HOUR, limit=1))) == 1
     trail = home.root.get("/api/trail", params={"target": "tap"}).json()["items"]
     assert [(item["action"], item["detail"]["after"]) for item in trail] == [
         ("queue.resume", "on"),

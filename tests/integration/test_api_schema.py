@@ -34,9 +34,11 @@ from starlette.routing import Mount
 from headway import Every, Headway
 from headway.core import lifecycle
 from headway.core.instants import SECOND
+from headway.core.limits import Limit
 from headway.server.api import ROUTES
 from headway.server.routes import dashboard, openapi
 from tests.support.api import api_process
+from tests.support.claiming import claim
 from tests.support.waiting import DEADLINE_S
 
 CHECKS: list[CheckFunction] = [
@@ -89,7 +91,7 @@ class Server:
 
 
 async def fill(url: str) -> tuple[dict[str, str], str, str, tuple[str, str]]:
-    """Create tokens, jobs and a schedule."""
+    """Create tokens, jobs, a schedule and a limit."""
     async with Headway(url, name="shop") as app:
         for tenant in (TENANT, "default"):
             await app.put_schedule("every-hour", task="report", trigger=Every("1h"), tenant=tenant)
@@ -98,6 +100,7 @@ async def fill(url: str) -> tuple[dict[str, str], str, str, tuple[str, str]]:
         waiting = await app.enqueue("report", {"kind": "sales"}, tenant=TENANT)
         dead = await fail(app), await fail(app)
         store = await app.store()
+        await store.limits.put(Limit.build("every-hour", concurrency=5), author="test")
         tokens = {}
         for role, tenant in (("admin", "*"), ("viewer", TENANT)):
             _, tokens[role] = await store.tokens.create(
@@ -109,7 +112,7 @@ async def fill(url: str) -> tuple[dict[str, str], str, str, tuple[str, str]]:
 async def fail(app: Headway) -> str:
     """Create a dead letter."""
     job, store = await app.enqueue("report", tenant=TENANT, queue="once"), await app.store()
-    (claimed,) = await store.work.claim("once", node="node", lease=SECOND, limit=1)
+    (claimed,) = await claim(store, "once", node="node", lease=SECOND, limit=1)
     error = '{"type": "OSError", "message": "gone", "traceback": "…"}'
     await store.work.settle([lifecycle.settle(claimed, lifecycle.Raised(error=error, retryable=False), 0.5)])
     return job.id

@@ -24,12 +24,14 @@ from headway.core.clock import Clock
 from headway.core.instants import HOUR, SECOND
 from headway.core.jobs import Report
 from headway.core.lifecycle import Raised, Succeeded
+from headway.core.limits import Limit
 from headway.core.nodes import Node
 from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import Every
 from headway.server.api import ROUTES
 from headway.store import Store
 from tests.conformance.arrange import claim_one, decide, end, enqueue
+from tests.support.claiming import claim
 from tests.support.house import House, house
 from tests.support.waiting import DEADLINE_S, wait_until
 
@@ -95,10 +97,12 @@ ABSENT = {
     "delivery": "msg_0006498a1f2c80a1b2c3d4e5f60718293a4b5c",
     "token": "tok_01m7h07rq30wjd03gjnmt8r3pz",
     "type": "absent-type",
+    "limit": "tenant:absent",
 }
 
 JOB, SCHEDULE = "/api/jobs/{job_id}", "/api/schedules/{name:path}"
 WEBHOOK, DELIVERY = "/api/webhooks/{id}", "/api/deliveries/{id}"
+LIMIT, TENANT = "/api/limits/{name:path}", "/api/tenants/{name:path}"
 RULE = {"task": "report", "cron": "0 6 * * *"}
 
 # Foreign objects look like missing ones.
@@ -162,6 +166,7 @@ HIDDEN = [
     Probe("GET", DELIVERY, "/api/deliveries/<delivery>"),
     Probe("POST", f"{DELIVERY}/replay", "/api/deliveries/<delivery>/replay"),
     Probe("DELETE", "/api/tokens/{id}", "/api/tokens/<token>"),
+    Probe("GET", LIMIT, "/api/limits/<limit>"),
 ]
 
 # Lists contain objects of the own tenant only, whatever the filter.
@@ -184,6 +189,8 @@ LISTS = [
     Probe("GET", "/api/schedules", "/api/schedules?q=zebra"),
     Probe("GET", "/api/schedules", "/api/schedules?state=active&recent=20"),
     Probe("GET", "/api/queues"),
+    Probe("GET", "/api/limits"),
+    Probe("GET", "/api/tenants"),
     Probe("GET", "/api/stats"),
     Probe("GET", "/api/alerts"),
     Probe("GET", "/api/dead"),
@@ -239,6 +246,14 @@ REFUSED = [
     Probe("POST", "/api/queues/{name:path}/pause", "/api/queues/zebra-queue/pause", body={}),
     Probe("POST", "/api/queues/{name:path}/pause", "/api/queues/otter-queue/pause", body={}),
     Probe("POST", "/api/queues/{name:path}/resume", "/api/queues/zebra-paused/resume"),
+    Probe("GET", "/api/queues/{name:path}/scale", "/api/queues/zebra-queue/scale"),
+    Probe("GET", "/api/audit/limits"),
+    Probe("PUT", LIMIT, "/api/limits/<limit>", body={"concurrency": 1}),
+    Probe("PUT", LIMIT, "/api/limits/tenant:otter", body={"concurrency": 1}),
+    Probe("DELETE", LIMIT, "/api/limits/<limit>"),
+    Probe("GET", TENANT, "/api/tenants/zebra"),
+    Probe("PUT", TENANT, "/api/tenants/zebra", body={"weight": 2}),
+    Probe("PUT", TENANT, "/api/tenants/otter", body={"weight": 2}),
 ]
 
 # Responses that do not depend on the data of any tenant, and contain none.
@@ -279,7 +294,7 @@ async def fill(store: Store) -> dict[str, str]:
         done = await enqueue(store, **common)
         await end(store, await claim_one(store, f"{tenant}-queue"), Succeeded(json.dumps({"who": tenant})))
         running = await enqueue(store, **common)
-        [claimed] = await store.work.claim(f"{tenant}-queue", node=f"node_{tenant}", lease=HOUR, limit=1)
+        [claimed] = await claim(store, f"{tenant}-queue", node=f"node_{tenant}", lease=HOUR, limit=1)
         said = ((None, "log", f"{tenant} says"),)
         await store.work.report([Report(job_id=running, attempt=claimed.attempt, progress=5, lines=said)])
         waiting = await enqueue(store, **common, key=f"{tenant}-key")
@@ -290,6 +305,8 @@ async def fill(store: Store) -> dict[str, str]:
         spec = ScheduleSpec.build(task=f"{tenant}-type", trigger=Every("1s"), tenant=tenant, queue=f"{tenant}-late")
         await store.schedules.put(f"{tenant}-schedule", spec, owner=f"{tenant}-app", author=f"{tenant}-admin")
     await store.queue.pause("zebra-paused", author="zebra-admin", reason="zebra-reason")
+    await store.limits.put(Limit.build("tenant:zebra", concurrency=9), author="zebra-admin")
+    ids["limit"] = "tenant:zebra"
     worker = {"tasks": ["shared", "report", "zebra-type", "otter-type"], "slots": 1}
     for tenant in ("otter", WORD):
         node = Node(id=f"node_{tenant}", name=f"{tenant}-node", roles=("worker",), state={"worker": worker})

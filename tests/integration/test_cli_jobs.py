@@ -16,6 +16,7 @@ from headway.core.jobs import Claimed, Report
 from headway.core.lifecycle import AttemptOutcome, Cancelled, Parked, Raised, Succeeded, TimedOut, settle
 from headway.core.nodes import Node
 from headway.store import Store
+from tests.support.claiming import claim
 from tests.support.command_line import Cli
 from tests.support.waiting import DEADLINE_S, wait_until
 
@@ -53,7 +54,7 @@ class JobFactory:
 
     def claim(self, queue: str = "default", lease: int = HOUR) -> Claimed:
         """Claim the next job."""
-        [claimed] = self.do(lambda store: store.work.claim(queue, node="node_web-1", lease=lease, limit=1))
+        [claimed] = self.do(lambda store: claim(store, queue, node="node_web-1", lease=lease, limit=1))
         return claimed
 
     def report(self, claimed: Claimed, **more: Any) -> None:

@@ -215,8 +215,28 @@ SCENARIOS: dict[str, Scenario] = {
     "retry_many": with_cancelled_job("once-more", lambda on, _: on.jobs.retry_many(of_queue("once-more"))),
     "cancel_many": with_job("all", lambda on, _: on.jobs.cancel_many(of_queue("all", limit=2))),
     "list_queues": Scenario(lambda on: on.queues.list(), [lambda on: on.queues.pause("seen", reason="why")]),
+    "scale_queue": Scenario(lambda on: on.queues.scale("wide", wait="10s")),
     "pause_queue": Scenario(lambda on: on.queues.pause("media", reason="the disk is full")),
     "resume_queue": Scenario(lambda on: on.queues.resume("tap"), [lambda on: on.queues.pause("tap")]),
+    "list_limits": Scenario(
+        lambda on: on.limits.list(limit=2),
+        [
+            lambda on: on.limits.put("queue:listed-limit", concurrency=3),
+            lambda on: on.limits.put("tenant:*", rate="9/m"),
+        ],
+    ),
+    "get_limit": Scenario(
+        lambda on: on.limits.show("queue:shown/limit"), [lambda on: on.limits.put("queue:shown/limit", concurrency=3)]
+    ),
+    "put_limit": Scenario(lambda on: on.limits.put("account-*", concurrency=1, rate="10/s", burst=20)),
+    "remove_limit": Scenario(
+        lambda on: on.limits.remove("task:removed"), [lambda on: on.limits.put("task:removed", concurrency=3)]
+    ),
+    "list_tenants": Scenario(lambda on: on.tenants.list(limit=2), [lambda on: on.tenants.put("listed", weight=2)]),
+    "get_tenant": Scenario(
+        lambda on: on.tenants.show("shown"), [lambda on: on.tenants.put("shown", weight=2, wait_slo="5s")]
+    ),
+    "put_tenant": Scenario(lambda on: on.tenants.put("weighed", weight=4, wait_slo="5s")),
     "list_workers": Scenario(lambda on: on.workers.list()),
     "drain_worker": Scenario(lambda on: on.workers.drain("web-1")),
     "list_nodes": Scenario(lambda on: on.nodes.list(gone=True)),
@@ -254,6 +274,7 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "get_calendar": Scenario(lambda on: on.schedules.calendar("dated", year=2027), [put("dated")]),
     "get_audit": Scenario(lambda on: on.ledger.audit(schedule="proved", **MONTH), [put("proved")]),
+    "get_limit_audit": Scenario(lambda on: on.ledger.limits(since="2127-01-01T00:00:00Z")),
     "get_stats": Scenario(_figures, [lambda on: on.queues.pause("figures", reason="why")]),
     "list_alerts": Scenario(_first_alert),
     "get_series": Scenario(lambda on: on.monitoring.series(window="6h", task="report")),
@@ -390,6 +411,21 @@ async def _opened(path: Path) -> AsyncIterator[Store]:
 
 REFUSALS: dict[str, Call] = {
     "missing schedule": lambda on: on.schedules.get("nobody"),
+    "missing limit": lambda on: on.limits.show("nobody"),
+    "removal of a missing limit": lambda on: on.limits.remove("nobody"),
+    "limit of nothing": lambda on: on.limits.put("nothing"),
+    "limit of 0": lambda on: on.limits.put("none", concurrency=0),
+    "limit too large": lambda on: on.limits.put("all", concurrency=10**9),
+    "rate without a time": lambda on: on.limits.put("fast", rate="10"),
+    "burst without a rate": lambda on: on.limits.put("bursts", concurrency=1, burst=2),
+    "star within a name": lambda on: on.limits.put("a*b", concurrency=1),
+    "weight of 0": lambda on: on.tenants.put("light", weight=0),
+    "tenant with nothing": lambda on: on.tenants.put("empty"),
+    "all tenants": lambda on: on.tenants.put("*", weight=2),
+    "job under no limit": lambda on: on.jobs.enqueue(NewJob(type="report", limit="nobody-42"), idempotency_key="k"),
+    "limit without its argument": lambda on: on.jobs.enqueue(
+        NewJob(type="report", limit="account-{id}"), idempotency_key="k"
+    ),
     "schedule of a file": lambda on: on.schedules.put("owned", ScheduleBody(task="x", every="1h")),
     "stale revision": lambda on: on.schedules.put("owned", ScheduleBody(task="x", every="1h"), if_match='"9"'),
     "existing schedule": lambda on: on.schedules.put("owned", ScheduleBody(task="x", every="1h"), if_none_match="*"),

@@ -2,13 +2,16 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final, Protocol
 
-from headway.core.errors import Conflict, InvalidSchedule, NotFound, StoreUnavailable
+import msgspec
+
+from headway.core.errors import Conflict, InvalidLimit, InvalidSchedule, NotFound, StoreUnavailable
 from headway.core.instants import SECOND, Duration, Instant
 from headway.core.jobs import Claimed, NewJob
+from headway.core.limits import Limit
 from headway.core.settings import Settings
 from headway.store import Store
 from headway.testing.child_pool import Gate
@@ -17,7 +20,7 @@ from headway.worker.supervisor import Supervisor
 from tests.simulation.child import ProcessState
 from tests.simulation.child_pool import SimulatedChildPool
 from tests.simulation.faults import NO_MISHAPS, FaultyDriver, GatedClock, Sea
-from tests.simulation.scenario import QUEUES, TASKS, Mishaps, Scenario, draw_spec
+from tests.simulation.scenario import QUEUES, TASKS, Mishaps, Scenario, draw_limit, draw_spec, with_limits
 
 REPEATS_MAX: Final = 3
 
@@ -141,6 +144,7 @@ class NodeActor:
             leases=store.leases,
             nodes=store.nodes,
             watch=store.watch,
+            lanes=store.limits if self._place.scenario.has_limits else None,
         )
         settings = replace(self._place.scenario.settings, node=f"{self.kind}-{self._index}")
         self.process, self.node = process, self._make(process, world, settings)
@@ -233,6 +237,7 @@ class WorkerActor(NodeActor):
             new_id=lambda: clock.new_id("job"),
             kill_worker=lambda: self._killed(process),
             is_calm=is_calm,
+            has_limits=self._place.scenario.has_limits,
         )
         self.child_pool = SimulatedChildPool(around, clock)
         self._supervisor = supervisor = Supervisor(
@@ -308,6 +313,7 @@ class OperatorActor:
         self._lives = 0
         self._names = [f"schedule-{index}" for index in range(place.scenario.schedules)]
         self._keys = 0
+        self._limits = place.chance("limits of jobs") if place.scenario.has_limits else None
 
     async def set_up(self) -> None:
         """Create the schedules, without faults."""
@@ -324,6 +330,14 @@ class OperatorActor:
         jobs = [
             NewJob(id=process.clock.new_id("job"), task="work", queue=self._chance.choice(QUEUES)) for _ in range(count)
         ]
+        if self._limits is not None:
+            known = {limit.name for limit in await process.store.limits.all()}
+            jobs = [with_limits(job, self._limits) for job in jobs]
+            if not {"account-*"} & known:
+                jobs = [
+                    msgspec.structs.replace(job, limit_key=job.limit_key if job.limit_key in known else "")
+                    for job in jobs
+                ]
         await process.store.queue.enqueue(jobs)
 
     async def run(self) -> None:
@@ -339,7 +353,7 @@ class OperatorActor:
                     break
                 except StoreUnavailable:
                     self._place.saw("operator repeats")
-                except (InvalidSchedule, NotFound, Conflict):
+                except (InvalidSchedule, InvalidLimit, NotFound, Conflict):
                     break
 
     def _born(self) -> Process:
@@ -401,11 +415,14 @@ class OperatorActor:
         key = None if chance.random() < 0.2 else f"key-{self._keys}"
         queue, delay = chance.choice(QUEUES), chance.choice((0, 0, 3)) * SECOND
         task, expires = chance.choice(tuple(TASKS)), 5 * SECOND if chance.random() < 0.3 else None
+        limits = None if self._limits is None else self._limits.getrandbits(64)
 
         async def act() -> None:
             job = NewJob(
                 id=ids.new_id("job"), task=task, key=key, queue=queue, delay=delay, expires=expires, max_attempts=2
             )
+            if limits is not None:
+                job = with_limits(job, random.Random(limits))  # A repeated call enqueues the same job.
             await self._process.store.queue.enqueue([job])
 
         return act
@@ -433,3 +450,59 @@ class OperatorActor:
                 self._place.saw("retried by hand")
 
         return act
+
+
+class LimitActor:
+    """Puts, changes and removes limits, and enqueues jobs under them."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._chance = place.chance("limits")
+        self._lives = 0
+        self._process = self._born()
+
+    async def set_up(self) -> None:
+        """Put the first limits, without faults."""
+        self._process.driver.mishaps = NO_MISHAPS
+        await self._process.store.limits.put(Limit.build("account-*", concurrency=2), author="operator")
+
+    async def run(self) -> None:
+        """Act every few seconds."""
+        while True:
+            await asyncio.sleep(self._chance.uniform(0.5, 6.0))
+            if self._chance.random() < 0.3:
+                self._process = self._born()
+            act = self._chance.choices((self._put, self._remove, self._enqueue), (4, 2, 4))[0]()
+            for _ in range(self._chance.randint(1, REPEATS_MAX)):  # It may also give up.
+                try:
+                    await act()
+                    break
+                except StoreUnavailable:
+                    self._place.saw("limits repeat")
+                except InvalidLimit:
+                    break
+
+    def _born(self) -> Process:
+        self._lives += 1
+        process = Process(self._place, f"limiter_{self._lives}", lambda mishap: None)
+        process.driver.mishaps = self._place.mishaps
+        return process
+
+    def _put(self) -> Callable[[], Awaitable[object]]:
+        limit = draw_limit(self._chance)
+        self._place.log("limiter", "puts", limit)
+        return lambda: self._process.store.limits.put(limit, author="operator")
+
+    def _remove(self) -> Callable[[], Awaitable[object]]:
+        name = draw_limit(self._chance).name
+        self._place.log("limiter", "removes", name)
+        return lambda: self._process.store.limits.remove(name, author="operator")
+
+    def _enqueue(self) -> Callable[[], Awaitable[object]]:
+        chance, new_id = self._chance, self._process.clock.new_id
+        task, queue = chance.choice(tuple(TASKS)), chance.choice(QUEUES)
+        jobs = [
+            with_limits(NewJob(id=new_id("job"), task=task, queue=queue, key=f"limited {new_id('key')}"), chance)
+            for _ in range(chance.choice((1, 2, 6)))
+        ]
+        return lambda: self._process.store.queue.enqueue(jobs)

@@ -60,6 +60,14 @@ MUST_SEE: Final = (
     "given up for killing its worker",
     "attempt lost: the answer to the claim was lost",
     "handed back for a worker that lives",
+    "started under a limit",
+    "limit reached",
+    "limit changed",
+    "limit removed",
+    "limit lowered below what runs",
+    "limits repeat",
+    "lane held",
+    "lane held at a rate",
 )
 
 

@@ -12,13 +12,16 @@ from zlib import crc32
 from headway.core.instants import SECOND, Duration, Instant, isoformat
 from headway.core.schedules import ScheduleSpec
 from headway.core.triggers import After
+from tests.simulation.limit_checker import LimitChecker, LimitViolation
 from tests.simulation.recorder import (
     AttemptRow,
     Change,
     CounterRow,
     EventRow,
     JobRow,
+    LaneRow,
     LeaseRow,
+    LimitRow,
     LogRow,
     OccurrenceRow,
     RevisionRow,
@@ -69,6 +72,7 @@ class Checker:
         self.revisions: dict[tuple[str, int], tuple[Instant, ScheduleSpec | None]] = {}
         self.decided: dict[str, Instant] = {}
         self.steps: set[tuple[str, str]] = set()
+        self.limits = LimitChecker(self.seen)
         self._shards = shards
         self._retention = retention
         self._holds = holds
@@ -90,9 +94,12 @@ class Checker:
     def look(self, actor: str, now: Instant, changes: Iterable[Change]) -> None:
         """Check one commit."""
         commit = _Commit(self, actor, now)
-        for change in changes:
-            commit.hear(change)
-        commit.end()
+        try:
+            for change in changes:
+                commit.hear(change)
+            commit.end()
+        except LimitViolation as violation:
+            raise Violation(str(violation)) from None
         self._floor.update((name, floor) for name, floor in self._ends if not self._unfinished[name])
         self._ends.clear()
 
@@ -418,6 +425,7 @@ class _Commit:
         self._traced: dict[tuple[str, int], str] = {}
         self._touched: set[str] = set()
         self._arrivals: defaultdict[str, set[str]] = defaultdict(set)
+        self._claimed: list[JobRow] = []
         self._looks_at_trust = False
         self._revised = False
 
@@ -451,6 +459,10 @@ class _Commit:
                 require(new.name.startswith("tally|") and new.value > 0, "a counter of nobody", new)
             case None, ((LogRow() | StepRow()) as new):
                 self._checker.said(self._actor, new)
+            case ((LimitRow() | None) as old, (LimitRow() | None) as new):
+                self._checker.limits.defined(self._now, old, new)
+            case ((LaneRow() | None) as old, (LaneRow() | None) as new):
+                self._checker.limits.lane(old, new)
             case JobRow() as old, None:
                 self._checker.pruned(self._now, old)
             case OccurrenceRow() as old, None:
@@ -479,6 +491,7 @@ class _Commit:
                 job,
             )
         self._end_attempts()
+        checker.limits.claimed(self._now, self._claimed)
         for name in self._touched:
             checker.cursor(self._now, name)
         for name, arrivals in self._arrivals.items():
@@ -505,8 +518,10 @@ class _Commit:
             self._created[new.id] = new
         else:
             self._checker.moved(self._now, old, new)
+            self._checker.limits.changed(self._now, new)
             if old.status == "PENDING" and new.status == "RUNNING":
                 self._checker.claimed(self._now, new)
+                self._claimed.append(new)
             if old.status == "RUNNING" and new.status == "RUNNING":
                 self._checker.reported(self._actor, old, new)
             elif old.status == "RUNNING":

@@ -36,7 +36,7 @@ from headway.worker.ipc import (
     ToSupervisor,
     Unrunnable,
 )
-from tests.simulation.scenario import CHILDREN, TASKS
+from tests.simulation.scenario import CHILDREN, TASKS, with_limits
 
 STEPS: Final = ("fetch", "convert")
 CULPRITS: Final = 0.01
@@ -75,6 +75,7 @@ class ProcessState:
     new_id: Callable[[], str]
     kill_worker: Callable[[], None]
     is_calm: bool = False
+    has_limits: bool = False
 
 
 @dataclass(slots=True)
@@ -330,6 +331,9 @@ class SimulatedChild:
                 id=self._around.new_id(), task=chance.choice(tuple(TASKS)), queue=CHILDREN, args=f'{{"by":{mark}}}',
                 key=key, delay=chance.choice((0, 0, 2)) * SECOND,
             )  # fmt: skip
+            if self._around.has_limits:
+                limits = self._around.stage.chance(f"limits {claimed.job_id} {claimed.attempt} {at}")
+                child = with_limits(child, limits)
             await self._ask(run, "enqueue", msgspec.json.encode([child]).decode())
 
     async def _ask(self, run: _Run, question: str, body: str) -> None:

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from headway.core.clock import Clock
 from headway.core.errors import StoreUnavailable
-from headway.core.ports import WakeUps
+from headway.core.ports import LaneClaim, WakeUps
 from headway.store.transaction import Begin, Rows, StatementCall, T, Transaction, one
 from headway.testing.child_pool import Gate
 from tests.simulation.scenario import Mishaps
@@ -30,6 +30,7 @@ _LIKELY: Final = {
     "_report": 4.0,
     "_keep_step": 6.0,
     "_enqueue_from": 6.0,
+    "_enforce": 15.0,
 }
 
 
@@ -91,17 +92,24 @@ class FaultyDriver:
         """Run a transaction, unless a fault prevents it."""
         # A generator that is not started has had no effect.
         likely = _LIKELY.get(getattr(begin(), "__name__", ""), 1.0)
-        return await self._send(begin, lambda: self._sea.commit(self._actor, begin), likely)
+        result = await self._send(begin, lambda: self._sea.commit(self._actor, begin), likely)
+        if isinstance(result, LaneClaim) and result.jobs:
+            self._lose_a_claim()
+        return result
 
     async def fetch(self, statement: StatementCall) -> Rows:
         """Run one call."""
         likely = _LIKELY.get(statement.statement, 1.0)
         rows = await self._send(lambda: one(statement), lambda: self._sea.fetch(self._actor, statement), likely)
-        if statement.statement == "claim" and rows and self.loses_claims:
+        if statement.statement == "claim" and rows:
+            self._lose_a_claim()
+        return rows
+
+    def _lose_a_claim(self) -> None:
+        if self.loses_claims:
             self.loses_claims -= 1
             self._sea.saw("claim unheard")
             raise StoreUnavailable("simulated: claimed, but the response was lost")
-        return rows
 
     async def peek(self, statement: StatementCall) -> Rows:
         """Run one call."""

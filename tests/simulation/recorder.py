@@ -91,6 +91,9 @@ class JobRow(NamedTuple):
     company: int | None
     apart_for: int | None
     started_at: int | None
+    limit_key: str = ""
+    limited_task: str = ""
+    held: int = 0
 
 
 class LogRow(NamedTuple):
@@ -138,6 +141,31 @@ class EventRow(NamedTuple):
     event: str
 
 
+class LimitRow(NamedTuple):
+    """The definition of a limit."""
+
+    name: str
+    concurrency: int | None
+    rate: int | None
+    per: int | None
+    burst: int | None
+    revision: int
+    in_force: int
+
+
+class LaneRow(NamedTuple):
+    """Jobs under the same limits, and the gate at which they wait."""
+
+    queue: str
+    needs: str
+    tenant: str
+    limit_key: str
+    limited_task: str
+    open: int
+    held_by: str | None
+    look_at: int | None
+
+
 class CounterRow(NamedTuple):
     """A counter."""
 
@@ -156,6 +184,8 @@ Row = (
     | CounterRow
     | LogRow
     | StepRow
+    | LimitRow
+    | LaneRow
 )
 
 _TABLES: Final[dict[str, type[Row]]] = {
@@ -169,6 +199,8 @@ _TABLES: Final[dict[str, type[Row]]] = {
     "counters": CounterRow,
     "log": LogRow,
     "steps": StepRow,
+    "limits": LimitRow,
+    "lanes": LaneRow,
 }
 
 

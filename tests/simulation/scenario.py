@@ -4,14 +4,21 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from headway.core.instants import SECOND, Duration, Instant, isoformat, parse_instant
+from headway.core.jobs import NewJob
 from headway.core.lifecycle import Backoff
+from headway.core.limits import Limit
 from headway.core.schedules import Missed, Overlap, Rate, ScheduleSpec
 from headway.core.settings import Settings
 from headway.core.triggers import After, At, Cron, Every, Trigger
 
+LIMITED: Final = 0.5  # Of all seeds.
 QUEUES: Final = ("default", "slow")
 CHILDREN: Final = "children"  # The queue of child jobs.
+TENANTS: Final = ("default", "acme", "globex")
+ACCOUNTS: Final = ("account-1", "account-2", "account-3")
 TASKS: Final = {"work": "loop", "heavy": "process", "rare": "loop"}  # The kind of slot of each task.
 
 # A few minutes before DST changes, and an ordinary day.
@@ -37,6 +44,23 @@ _CRONS: Final = (
     ("0-10 3 * * *", "0,20"),
     ("*/20 */5 * * * * *", None),
 )
+_LIMITS: Final = (
+    "queue:slow",
+    "queue:slow",
+    "queue:children",
+    "queue:*",
+    "task:heavy",
+    "task:heavy",
+    "task:w*",
+    "tenant:*",
+    "tenant:*",
+    "tenant:acme",
+    "account-*",
+    "account-*",
+    "account-1",
+    "account-2",
+)
+_RATES: Final = ("3/5s", "2/2s", "5/4s", "1/s")
 _INTERVALS: Final = (1, 2, 5, 7, 10, 20, 30, 60, 300)
 
 
@@ -64,6 +88,7 @@ class Scenario:
     chaos_s: float
     outages: int
     mishaps: Mishaps
+    has_limits: bool  # Whether jobs have tenants and limits; the other worlds know of neither.
 
     @classmethod
     def of(cls, seed: int) -> "Scenario":
@@ -90,6 +115,7 @@ class Scenario:
             chaos_s=chance.uniform(60, 140) if chance.random() < 0.9 else chance.uniform(300, 400),
             outages=chance.choice((0, 1, 1, 2)),
             mishaps=Mishaps(before=0.004 * harm, after=0.004 * harm, freeze=0.002 * harm, crash=0.001 * harm),
+            has_limits=random.Random(f"limits {seed}").random() < LIMITED,
         )
 
     @property
@@ -134,6 +160,24 @@ def draw_spec(chance: random.Random, now: Instant) -> ScheduleSpec:
         start=start,
         end=None if chance.random() < 0.9 else max(now, start or 0) + chance.randint(30, 200) * SECOND,
     )
+
+
+def draw_limit(chance: random.Random) -> Limit:
+    """Draw a limit of one of the names that jobs have."""
+    name = chance.choice(_LIMITS)
+    kind = chance.choice(("concurrency", "concurrency", "rate", "burst", "both"))
+    return Limit.build(
+        name,
+        concurrency=chance.randint(1, 3) if kind in ("concurrency", "both") else None,
+        rate=None if kind == "concurrency" else chance.choice(_RATES),
+        burst=chance.randint(1, 4) if kind == "burst" else None,
+    )
+
+
+def with_limits(job: NewJob, chance: random.Random) -> NewJob:
+    """Give a job a tenant, and perhaps the key of a limit."""
+    key = chance.choice(ACCOUNTS) if chance.random() < 0.5 else ""
+    return msgspec.structs.replace(job, tenant=chance.choice(TENANTS), limit_key=key)
 
 
 def _maybe(chance: random.Random, likely: float, low: int, high: int) -> Duration | None:

@@ -34,10 +34,11 @@ from headway.store import Store
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection
 from headway.store.statements import SQLITE, Statement, migrations
 from headway.store.transaction import Begin, Rows, StatementCall, T, call
-from tests.simulation.actors import NodeActor, OperatorActor, WorkerActor
+from tests.simulation.actors import LimitActor, NodeActor, OperatorActor, WorkerActor
 from tests.simulation.checkers import FINAL, HOUSEKEEPING, Checker, Liveness, Violation, next_instant
 from tests.simulation.faults import NO_MISHAPS
-from tests.simulation.recorder import Change, JobRow, LeaseRow, Recorder, ScheduleRow
+from tests.simulation.limit_checker import LaneKey
+from tests.simulation.recorder import Change, JobRow, LaneRow, LeaseRow, LimitRow, Recorder, ScheduleRow
 from tests.simulation.scenario import TASKS, Mishaps, Scenario
 from tests.simulation.virtual_loop import VirtualLoop, run_virtual
 
@@ -47,6 +48,7 @@ TAKEOVER_S: Final = 5.0  # Promise L4: the lease plus this time.
 RESCUE_S: Final = 10.0  # Promise L3: the job's lease plus this time.
 LOSS_WAIT_S: Final = 5.0
 DRAIN_S_MAX: Final = 120.0  # Longer than any simulated job.
+FORCE_S: Final = 20.0  # After this time others complete a limit whose author has died.
 STOP_S: Final = 2.0  # Promise L7: the grace plus this time.
 CALLS_PER_S_MAX: Final = 50.0  # Busy nodes reach half of this.
 CALLS_WINDOW_S: Final = 5.0
@@ -304,10 +306,16 @@ class Simulation:
         loop = self._loop
         watching = loop.create_task(self._watch_calls())
         watching.add_done_callback(self._ended)
-        operating = loop.create_task(operator.run())
-        operating.add_done_callback(self._ended)
+        operating = [loop.create_task(operator.run())]
+        if self.scenario.has_limits:
+            limiter = LimitActor(self)
+            await limiter.set_up()
+            operating.append(loop.create_task(limiter.run()))
+        for acting in operating:
+            acting.add_done_callback(self._ended)
         await self._trouble()
-        operating.cancel()
+        for acting in operating:
+            acting.cancel()
         await self._peace()
         watching.cancel()
         Audit(self._connection, self.checker).check(self.scenario.settings.retention >= 3600 * SECOND)
@@ -401,11 +409,15 @@ class Simulation:
             self._nodes.append(NodeActor(self, len(self._nodes)))
             self._nodes[-1].start()
         await self._man_the_workers()
-        slots = self._loop.create_task(self._watch_slots())
+        watching = [self._loop.create_task(self._watch_slots())]
+        if self.scenario.has_limits:
+            watching.append(self._loop.create_task(self._watch_lanes()))
+            watching[-1].add_done_callback(self._ended)
         rescue = self._loop.create_task(self._see_a_rescue(self._kill_a_worker()))
         await self._recover()
         await rescue
-        slots.cancel()
+        for watch in watching:
+            watch.cancel()
         await self._stop_all()
 
     async def _man_the_workers(self) -> None:
@@ -445,10 +457,25 @@ class Simulation:
             elif now.status != "PENDING" or await self._is_ignored(now):
                 raise Violation(f"L3: not restarted in time: {job} is {now}")
 
+    @property
+    def _start_s(self) -> float:
+        """Return within how many seconds a job that could start must have started, besides the poll and a second.
+
+        With limits, another worker's sweep may have to open its lane first.
+        """
+        return 2 * self.scenario.poll_s + 1.0 if self.scenario.has_limits else 0.0
+
+    def _held_at(self, job: JobRow) -> float:
+        """Return when a job had to wait for a limit for the last time."""
+        if not self.scenario.has_limits:
+            return -1e9
+        return self._seconds(self.checker.limits.held_at(job, self.store_now()))
+
     async def _is_ignored(self, job: JobRow) -> bool:
         """Return whether a job waits despite room for it; a slot that just became free is for the next job."""
-        until = self._loop.time() + self.scenario.poll_s + 1.0
-        while self._has_room(job) and self.checker.jobs.get(job.id) == job:
+        until = self._loop.time() + self.scenario.poll_s + 1.0 + self._start_s
+        began = self._loop.time()
+        while self._has_room(job) and self.checker.jobs.get(job.id) == job and self._held_at(job) < began:
             if self._loop.time() > until:
                 return True
             await asyncio.sleep(0.01)
@@ -471,7 +498,7 @@ class Simulation:
         roles = [HOUSEKEEPING, *(f"scheduler/{shard}" for shard in range(self.scenario.shards))]
         liveness = Liveness(self.checker, roles=roles, poll_s=poll_s)
         await asyncio.sleep(self.scenario.lease_s + TAKEOVER_S)
-        liveness.leaders(self._holds())
+        await self._has_leaders(liveness)
         await asyncio.sleep(poll_s + 1.0)
         orphans: Counter[tuple[str, int]] = Counter()
         ignored: Counter[str] = Counter()
@@ -479,13 +506,24 @@ class Simulation:
             if worker.stays and worker.process is not None:
                 worker.process.driver.loses_claims = 2
         for _ in range(12):
+            await self._has_leaders(liveness)
             now = self.store_now()
-            liveness.leaders(self._holds())
             liveness.decided(now, round((poll_s + 1.0) * SECOND))
             liveness.moving(now, round((poll_s + 2.0) * SECOND + settings.worker_lease))
             orphans = self._orphans(orphans)
             ignored = self._ignored(ignored)
             await asyncio.sleep(1.0)
+
+    async def _has_leaders(self, liveness: Liveness) -> None:
+        """Check that every role has a holder; a process that ends now hands its roles over."""
+        leaving = [actor for actor in (*self._nodes, *self._workers) if not actor.stays]
+        try:
+            liveness.leaders(self._holds())
+        except Violation:
+            if not leaving:
+                raise
+            await asyncio.sleep(self.scenario.lease_s)
+            liveness.leaders(self._holds())
 
     def _orphans(self, before: Counter[tuple[str, int]]) -> Counter[tuple[str, int]]:
         """Check that a live worker has every job that the store assigns to it, or is about to write its end."""
@@ -504,11 +542,14 @@ class Simulation:
         ready = [
             job
             for job in self.checker.jobs.values()
-            if job.status == "PENDING" and job.company is None and self._has_room(job)
+            if job.status == "PENDING"
+            and job.company is None
+            and self._has_room(job)
+            and self._held_at(job) < self._loop.time() - 1.0
         ]
         found = Counter({job.id: before[job.id] + 1 for job in ready})
         for job in ready:
-            if found[job.id] > self.scenario.poll_s + 2.0:
+            if found[job.id] > self.scenario.poll_s + 2.0 + self._start_s:
                 raise Violation(f"L2: ready, with room for it, and not started: {job}")
         return found
 
@@ -527,11 +568,52 @@ class Simulation:
             waiting = [job for job in self.checker.jobs.values() if self._could_begin(job)]
             if now - self._unheard_at < self.scenario.poll_s + 1.0:  # The store failed meanwhile.
                 waiting = []
-            since = {job.id: since.get(job.id, now) for job in waiting}
+            since = {job.id: max(since.get(job.id, now), self._held_at(job)) for job in waiting}
             for job in waiting:
-                if now - since[job.id] > self.scenario.poll_s + 1.0:
+                if now - since[job.id] > self.scenario.poll_s + 1.0 + self._start_s:
                     self.fail(Violation(f"L2: it has not begun although there is a free slot for it: {job}"))
             await asyncio.sleep(0.1)
+
+    async def _watch_lanes(self) -> None:
+        """Check that no lane waits at a gate where jobs may start, that rings are taken, and limits get in force."""
+        since: dict[LaneKey, float] = {}
+        rung: dict[int, float] = {}
+        await asyncio.sleep(self.scenario.lease_s + TAKEOVER_S)
+        limits, began, within_s = self.checker.limits, self._loop.time(), self.scenario.poll_s + self._start_s
+        while True:
+            now, at = self._loop.time(), self.store_now()
+            held = {key: lane.held_by for key, lane in limits.lanes.items() if lane.held_by is not None}
+            since = {
+                key: max(since.get(key, now), self._seconds(limits.full_at(gate, at))) for key, gate in held.items()
+            }
+            for key, gate in held.items():
+                if now - since[key] > within_s:
+                    raise Violation(f"L2: a lane waits at {gate}, where jobs may start: {limits.lanes[key]}")
+            rung = {seq: rung.get(seq, now) for seq in self._untaken_rings()}
+            for seq, since_s in rung.items():
+                if now - since_s > within_s:
+                    raise Violation(f"L2: nobody takes the ring {seq}, and there is room for its job")
+            for limit in limits.limits.values():
+                late_s = self._seconds(limits.put_at[limit.name]) + FORCE_S
+                if not limit.in_force and now - max(began, late_s) > within_s:
+                    raise Violation(f"L2: a limit does not get in force: {limit}")
+            await asyncio.sleep(0.1)
+
+    def _untaken_rings(self) -> list[int]:
+        """Return the rings of lanes with a job for which a worker has room, whether or not a gate is full."""
+        rings = self._connection.raw.execute("select * from headway_rings").fetchall()
+        if not rings:
+            return []
+        ready = {
+            (job.queue, job.tenant, job.limit_key, job.limited_task)
+            for job in self.checker.jobs.values()
+            if job.status == "PENDING" and job.company is None and self._has_room(job)
+        }
+        columns = ("queue", "tenant", "limit_key", "limited_task")
+        return [ring["seq"] for ring in rings if tuple(ring[column] for column in columns) in ready]
+
+    def _seconds(self, at: Instant) -> float:
+        return (at - self.scenario.start) / SECOND
 
     def _could_begin(self, job: JobRow) -> bool:
         is_kept = job.status == "RUNNING" and any(
@@ -631,7 +713,9 @@ class Simulation:
         for change in changes:
             match change.old, change.new:
                 case old, JobRow() as job if old is None or old.status != job.status:  # type: ignore[union-attr]
-                    topics["ready " + job.queue if job.status == "PENDING" else "waiting"] = None
+                    topics[_ready_topic(job)] = None
+                case JobRow() as old, JobRow(status="PENDING") as job if old.limited_task != job.limited_task:
+                    topics[_ready_topic(job)] = None
                 case JobRow() as old, JobRow() as job if old.cancel_requested_at != job.cancel_requested_at:
                     topics["stop"] = None
                 case None, ScheduleRow():
@@ -642,6 +726,10 @@ class Simulation:
                     topics["schedules"] = None
                 case LeaseRow() as old, LeaseRow() as new if new.until < old.until:
                     topics["leases"] = None
+                case LaneRow() as old, LaneRow(open=1, held_by=None) as new if old.held_by is not None:
+                    topics["lanes " + new.queue] = None
+                case (LimitRow(), _) | (_, LimitRow()):
+                    topics["limits"] = None
         return topics
 
     def _send(self, listener: str, topic: str) -> None:
@@ -661,6 +749,13 @@ class Simulation:
         hear = self._listeners.get(listener)
         if hear is not None:
             hear(topic)
+
+
+def _ready_topic(job: JobRow) -> str:
+    if job.status != "PENDING":
+        return "waiting"
+    is_usual = (job.tenant, job.limit_key, job.limited_task) == ("default", "", "")
+    return f"ready {job.queue}" if is_usual else f"lanes {job.queue}"
 
 
 _TOLD: Final = (TermWon, TermLost, DecisionRefused, TickFailed, SchedulesDecided, AttemptsLost, Draining)

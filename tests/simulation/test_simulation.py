@@ -1,5 +1,6 @@
 """Run some seeds with every test run, and prove that the checkers detect broken copies."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -17,9 +18,11 @@ from headway.coordination.elector import Elector
 from headway.core import lifecycle
 from headway.core.errors import StoreUnavailable
 from headway.core.lifecycle import Attempt, AttemptOutcome, LeaseExpired, Released, Settlement
+from headway.core.limits import Lane, Rules, kind_of
 from headway.core.nodes import Lease
 from headway.core.ports import Fence
-from headway.store import housekeeping
+from headway.store import housekeeping, lanes
+from headway.store.limits import StoreLimits
 from headway.store.transaction import Transaction
 from headway.worker import prefetch as prefetch
 from headway.worker import settler, stopper
@@ -327,3 +330,74 @@ def test_claim_lost_with_its_response_is_caught(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Claimer, "hand_back_unknown", forget)
     problems = {problem.partition(":")[2][:30] for problem in caught(within=CAUGHT_WITHIN)}
     assert any("L3: nobody runs it" in problem or "L7: a clean stop" in problem for problem in problems), problems
+
+
+# Limits. A claim that counts before it locks is not visible here: SQLite has one writer at a time.
+
+
+def caught_under_limits(
+    sabotage: Sabotage | None = None, mishaps: Mishaps | None = None, *, within: int = CAUGHT_WITHIN
+) -> Iterator[str]:
+    """Yield what the checkers find in a broken copy, in worlds that have limits."""
+    limited = (seed for seed in range(500) if Scenario.of(seed).has_limits)
+    for seed in itertools.islice(limited, within):
+        problem = simulate(seed, sabotage=sabotage, mishaps=mishaps).problem
+        if problem is not None:
+            yield problem
+
+
+@pytest.mark.parametrize("kind", ["queue", "task", "tenant", "key"])
+def test_claim_that_ignores_a_gate_is_caught(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    gates = Rules.gates
+
+    def some(self: Rules, queue: str, lane: Lane) -> tuple[str, ...]:
+        return tuple(name for name in gates(self, queue, lane) if kind_of(name) != kind)
+
+    monkeypatch.setattr(Rules, "gates", some)
+    problem = next(caught_under_limits(), "")
+    assert "S8: more run than allowed" in problem or "S8: more started" in problem or "not in force" in problem, problem
+
+
+def test_attempt_that_is_not_counted_is_caught() -> None:
+    broken = Sabotage(statements={"mark_running": ("lease_until is not null", "1 = 0")})
+    problem = next(caught_under_limits(broken), "")
+    assert "S8: an attempt under a limit is not counted" in problem, problem
+
+
+def test_count_that_forgets_attempts_is_caught() -> None:
+    broken = Sabotage(statements={"count_running": ("(j.held & 4) = 4", "j.started_at > headway_now() - 2000000")})
+    problem = next(caught_under_limits(broken), "")
+    assert "S8: more run than allowed tenant:" in problem, problem
+
+
+def test_forgotten_starts_are_caught() -> None:
+    broken = Sabotage(statements={"mark_gates": ("r.to_state", "''")})
+    problem = next(caught_under_limits(broken), "")
+    assert "S8: more started than allowed" in problem, problem
+
+
+def test_limit_in_force_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = lanes.read_limit
+    monkeypatch.setattr(lanes, "read_limit", lambda row: msgspec.structs.replace(read(row), in_force=True))
+    problem = next(caught_under_limits(mishaps=OFTEN_UNREACHABLE), "")
+    assert "S8: started under a limit that is not in force" in problem, problem
+
+
+def test_lane_that_is_never_reopened_is_caught() -> None:
+    broken = Sabotage(statements={"reopen_lanes": ("held_by is not null", "1 = 0")})
+    problem = next(caught_under_limits(broken), "")
+    assert "L2: a lane waits at" in problem or "L2: it has not begun" in problem, problem
+
+
+def test_missing_sweep_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def keep_going(self: StoreLimits) -> bool:
+        return False
+
+    monkeypatch.setattr(StoreLimits, "keep_going", keep_going)
+    assert any("L2: " in problem for problem in caught_under_limits(mishaps=OFTEN_UNREACHABLE))
+
+
+def test_lost_ring_is_caught() -> None:
+    broken = Sabotage(statements={"take_rings": ("where queue = :queue", "where queue = :queue and tenant = 'acme'")})
+    problem = next(caught_under_limits(broken), "")
+    assert "L2: " in problem, problem

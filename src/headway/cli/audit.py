@@ -9,7 +9,8 @@ from headway.cli.output import Column, Output
 from headway.cli.parsing import read_past
 from headway.cli.schedule_names import TenantOption, which
 from headway.cli.session import Session, new_command
-from headway.cli.text import count
+from headway.cli.text import clean, count
+from headway.core.errors import InvalidTask
 from headway.core.instants import DAY, Instant, isoformat
 from headway.core.schedule_names import schedule_label
 from headway.operations.everything import Operations
@@ -19,6 +20,7 @@ from headway.wire.ledger_audit import AuditFinding, LedgerAudit
 FOUND: Final = 1
 SERVER_WINDOW: Final = 365 * DAY  # A server audits no more at once.
 FINDINGS_MAX: Final = 1_000
+FINDINGS_SHOWN: Final = 50
 _WINDOW: Final = ("since", "until", "next_cursor")
 
 ScheduleOption = Annotated[
@@ -27,6 +29,7 @@ ScheduleOption = Annotated[
 SinceOption = Annotated[
     str | None, typer.Option("--since", metavar="T", help="Only instants after this time, or in the last 24h.")
 ]
+LimitsOption = Annotated[bool, typer.Option("--limits", help="Audit limits instead: what ran at a time, what started.")]
 UntilOption = Annotated[str | None, typer.Option("--until", metavar="T", help="Only instants up to this time.")]
 
 
@@ -36,13 +39,17 @@ async def audit(
     tenant: TenantOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
+    limits: LimitsOption = False,
 ) -> int:
     """Compare the expected instants of every schedule with the recorded ones.
 
     The expected instants are computed anew, by code that is independent of the scheduler. Exit code 1 if one is
     missing, recorded twice, or unexpected. It may run at any time, also while schedulers decide. Through a server it
-    covers the last year by default.
+    covers the last year by default. With --limits it recomputes from attempts whether a limit was exceeded, in the
+    last day unless --since is given.
     """
+    if limits:
+        return await _audit_limits(session, since, [("--schedule", schedule), ("--until", until), ("--tenant", tenant)])
     async with session.operations() as operations:
         now = operations.now
         last = None if until is None else read_past(until, now, "--until")
@@ -56,6 +63,25 @@ async def audit(
     else:
         tell(session.out, report)
     return 0 if report.ok else FOUND
+
+
+async def _audit_limits(session: Session, since: str | None, others: list[tuple[str, str | None]]) -> int:
+    if wrong := [name for name, value in others if value is not None]:
+        raise InvalidTask(f"{wrong[0]} does not belong to --limits, which audits all tenants up to now")
+    async with session.operations() as operations:
+        first = None if since is None else isoformat(read_past(since, operations.now, "--since"))
+        found = await operations.ledger.limits(since=first)
+    if session.as_json:
+        session.out.json(found)
+        return 0 if found.ok else FOUND
+    for one in found.excesses[:FINDINGS_SHOWN]:
+        what = "ran at a time" if one.kind == "concurrency" else "started in its period"
+        session.out.say(clean(f"{one.at}  {one.gate}: {one.found:,} {what}, {one.allowed:,} allowed  {one.job}"))
+    told = f"{count(found.attempts, 'attempt')} since {found.since}, {count(found.limits, 'definition')} of limits"
+    rest = "" if found.complete else "; there are more attempts, audit a shorter time"
+    verdict = "ok" if found.ok else f"{count(len(found.excesses), 'start')} beyond a limit"
+    session.out.say(f"{verdict}: {told}{rest}")
+    return 0 if found.ok else FOUND
 
 
 async def _audited(

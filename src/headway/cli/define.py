@@ -313,7 +313,7 @@ def build_spec(
     found = (of_file or {}).get(task) or known.get(task)
     if found is None and known:
         raise TaskNotFound(f"the app has no task {task!r}; it has {', '.join(sorted(known)[:20])}")
-    defaults = {} if found is None else inherited(found.defaults)
+    defaults = {} if found is None else inherited(found.defaults, options)
     return ScheduleSpec.build(task=task, trigger=trigger, **(defaults | options))
 
 

@@ -51,6 +51,10 @@ async def enqueue(
     job_timeout: Annotated[
         str | None, typer.Option("--job-timeout", metavar="DURATION", help="How long an attempt may take.")
     ] = None,
+    limit: Annotated[
+        str | None,
+        typer.Option("--limit", metavar="NAME", help="The limit of the job; account-{id} inserts the argument id."),
+    ] = None,
     callback_url: Annotated[
         str | None,
         typer.Option("--callback-url", metavar="URL", help="URL that is notified when it ends, like a webhook."),
@@ -86,6 +90,7 @@ async def enqueue(
         expires=expires,
         timeout=job_timeout,
         callback_url=callback_url,
+        limit=limit,
     )
     async with _operations(session, job) as operations:
         enqueued = await operations.jobs.enqueue(job, idempotency_key=key)

@@ -1,9 +1,10 @@
-"""`headway queues`: list, pause and resume queues."""
+"""`headway queues`: list, pause, resume and limit queues."""
 
 from typing import Annotated
 
 import typer
 
+from headway.cli.limits import tell
 from headway.cli.output import Column
 from headway.cli.session import Session, command, new_group
 from headway.cli.text import clean, span
@@ -11,7 +12,7 @@ from headway.core.instants import SECOND, Instant, parse_instant
 from headway.operations.verbs import pages
 from headway.wire.queues import Queue
 
-app = new_group(help="List queues; pause and resume them.")
+app = new_group(help="List queues; pause, resume and limit them.")
 
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The name of the queue.")]
 
@@ -67,6 +68,36 @@ async def resume(session: Session, queue: QueueArgument) -> None:
     """Resume a queue: workers take jobs from it again."""
     async with session.operations() as operations:
         _tell(session, await operations.queues.resume(queue), operations.now)
+
+
+@command(app)
+async def limit(
+    session: Session,
+    queue: QueueArgument,
+    concurrency: Annotated[int, typer.Argument(metavar="N", help="How many of its jobs may run at a time.")],
+) -> None:
+    """Limit how many jobs of a queue run at a time: `headway limits put queue:QUEUE --concurrency N`."""
+    async with session.operations(missing="create") as operations:
+        tell(session, await operations.limits.put(f"queue:{queue}", concurrency=concurrency))
+
+
+@command(app)
+async def scale(
+    session: Session,
+    queue: QueueArgument,
+    wait: Annotated[
+        str, typer.Option("--wait", metavar="DURATION", help="How long a ready job may wait for a slot.")
+    ] = "20s",
+) -> None:
+    """Print how many slots a queue needs, for autoscalers and for you."""
+    async with session.operations() as operations:
+        found = await operations.queues.scale(queue, wait=wait)
+    if session.as_json:
+        session.out.json(found)
+    else:
+        work = f"{found.ready:,} ready (about {span(round(found.work_seconds * SECOND))} of work)"
+        slots = f"{found.wanted_slots:,} slots wanted, {found.slots:,} offered"
+        session.out.say(clean(f"{found.queue}: {work}, {found.running:,} running: {slots}"))
 
 
 def _tell(session: Session, queue: Queue, now: Instant) -> None:

@@ -18,10 +18,12 @@ from headway.operations.dead_letters import DeadLetters, FailedJobs
 from headway.operations.everything import Operations
 from headway.operations.jobs import Jobs
 from headway.operations.ledger_audit import Ledger
+from headway.operations.limits import Limits
 from headway.operations.monitoring import Monitoring
 from headway.operations.purge import Purge
 from headway.operations.queues import Queues
 from headway.operations.schedules import Schedules
+from headway.operations.tenants import Tenants
 from headway.operations.verbs import OperationGroup, Verb, verb_of
 from headway.operations.webhooks import Deliveries, Webhooks
 from headway.operations.workers import Nodes, Workers
@@ -37,6 +39,8 @@ class RemoteOperations(Operations):
         self.clock = clock
         self.jobs = _remote(Jobs, client)
         self.queues = _remote(Queues, client)
+        self.limits = _remote(Limits, client)
+        self.tenants = _remote(Tenants, client)
         self.workers = _remote(Workers, client)
         self.nodes = _remote(Nodes, client)
         self.monitoring = _remote(Monitoring, client)

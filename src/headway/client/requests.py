@@ -24,6 +24,7 @@ from headway.core.errors import (
     Denied,
     DuplicateKey,
     HeadwayError,
+    InvalidLimit,
     LeaseLost,
     NotFound,
     ScheduleChanged,
@@ -227,6 +228,7 @@ def _may_try_again(request: Request, outcome: Reply | Unreached) -> bool:
 _BY_CODE: Final[Mapping[str, type[HeadwayError]]] = {
     "unknown_task": TaskNotFound,
     "duplicate_key": DuplicateKey,
+    "invalid_limit": InvalidLimit,
     "lease_lost": LeaseLost,
     "schema_mismatch": SchemaMismatch,
     "store_read_only": StoreReadOnly,

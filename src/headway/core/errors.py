@@ -4,6 +4,7 @@
     ├── DefinitionError       what the program or the caller asked for makes no sense; never retried
     │   ├── InvalidSchedule   a trigger, zone or policy that cannot be kept
     │   ├── InvalidTask       a name, argument or option that no job can have
+    │   ├── InvalidLimit      a limit that cannot be kept, or that no rule defines
     │   ├── InvalidConfig     a setting that cannot be used
     │   └── RequestTooLarge   more than one request may take; ask for less at once
     ├── NotFound
@@ -13,6 +14,7 @@
     ├── Conflict              a concurrent change came first; read again and decide anew
     │   ├── ScheduleChanged   the schedule has another revision than the caller saw
     │   ├── ScheduleOwned     the schedule belongs to another app
+    │   ├── LimitOwned        the limit belongs to another app, or to an operator
     │   ├── AlreadyFinal      the job has ended, and final states never change
     │   ├── NotFinal          the job has not ended yet
     │   ├── DuplicateKey      the idempotency key was used with other arguments
@@ -50,6 +52,10 @@ class InvalidTask(DefinitionError):
     """The task, its arguments or its options cannot be used."""
 
 
+class InvalidLimit(DefinitionError):
+    """The limit cannot be kept."""
+
+
 class InvalidConfig(DefinitionError):
     """The setting cannot be used."""
 
@@ -84,6 +90,10 @@ class ScheduleChanged(Conflict):
 
 class ScheduleOwned(Conflict):
     """The schedule belongs to another app."""
+
+
+class LimitOwned(Conflict):
+    """The limit belongs to another app."""
 
 
 class AlreadyFinal(Conflict):

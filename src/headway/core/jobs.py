@@ -66,6 +66,7 @@ class EnqueueOptions(TypedDict, total=False):
     expires: DurationLike | None
     tags: Iterable[str] | None
     metadata: Mapping[str, Any] | None
+    limit: str | None
 
 
 class JobFields(JobOptions, frozen=True, kw_only=True):
@@ -78,6 +79,7 @@ class JobFields(JobOptions, frozen=True, kw_only=True):
     parent: str | None = None
     rerun_of: str | None = None
     callback: Annotated[str | None, ERASED] = None
+    limit_key: str = ""
 
 
 class NewJob(JobFields, frozen=True, kw_only=True):
@@ -180,6 +182,9 @@ class Claimed(Attempt, frozen=True, kw_only=True):
     metadata: str | None = None
     log_bytes: int = 0
     unreadable: str | None = None
+    gates: tuple[str, ...] = ()  # The limits that count this attempt.
+    share: str | None = None  # The tenant that is charged for it; None: nobody is.
+    reserved: Duration = 0  # What the tenant was charged when it started.
 
     @property
     def id(self) -> str:

@@ -176,12 +176,42 @@ class Housekeeping(Promotion, Cleanup, Protocol):
     """What the housekeeping loops of a node need of the queue."""
 
 
+class LaneUpkeep(Protocol):
+    """What the janitor needs to keep lanes going."""
+
+    async def keep_going(self) -> bool:
+        """Open lanes that wait although their gate has a free place, and so on; return whether there is more to do."""
+        ...
+
+
 class AuditLogPruning(Protocol):
     """What the janitor needs of the audit log."""
 
     async def prune(self, retention: Duration, limit: int) -> int:
         """Delete entries older than the retention, oldest first; return how many."""
         ...
+
+
+class Charge(msgspec.Struct, frozen=True, kw_only=True):
+    """What jobs of a tenant took in a queue, in microseconds: in all, and more than was charged for them before."""
+
+    queue: str
+    tenant: str
+    more: Duration
+    took: Duration
+    jobs: int
+
+
+class LaneClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """What a claim by lanes has taken, and what the worker needs to know for its next one."""
+
+    jobs: tuple[Claimed, ...] = ()
+    in_vain: frozenset[str] = frozenset()  # Tenants with jobs that this worker cannot take now.
+    full: frozenset[str] = frozenset()  # Gates at which lanes wait now.
+    unused: frozenset[str] = frozenset()  # Gates that would let more jobs start.
+    look_in: Duration | None = None  # After this time a rate allows the next start.
+    has_lanes: bool = False  # Whether the next claim must be one by lanes again.
+    has_more: bool = False  # Whether other lanes may have jobs that may start.
 
 
 class SuspectClaims(Protocol):
@@ -199,14 +229,35 @@ class SuspectClaims(Protocol):
 class Claims(SuspectClaims, Protocol):
     """What a worker needs to take jobs from the queue."""
 
-    async def ready_queues(self) -> list[str]:
-        """Return the queues that have ready jobs."""
+    async def ready_queues(self) -> dict[str, bool]:
+        """Return the queues that have ready jobs, each with whether it has lanes of tenants or limits."""
         ...
 
     async def claim(
         self, queue: str, *, node: str, lease: Duration, limit: int, skip: Collection[str] = ()
     ) -> list[Claimed]:
         """Claim up to `limit` ready jobs, highest priority first, then oldest; skip the tasks in `skip`."""
+        ...
+
+    async def claim_lanes(
+        self,
+        queue: str,
+        *,
+        node: str,
+        lease: Duration,
+        limit: int,
+        skip: Collection[str] = (),
+        past: Collection[str] = (),
+    ) -> LaneClaim:
+        """Claim up to `limit` ready jobs of a queue with tenants or limits; skip tasks, and tenants in `past`."""
+        ...
+
+    async def reopen(self, freed: Mapping[str, int]) -> frozenset[str]:
+        """Let as many lanes go on as places came free at these gates, or whose rate allows it; return their queues."""
+        ...
+
+    async def charge(self, charges: Sequence[Charge]) -> None:
+        """Charge tenants for what their jobs took."""
         ...
 
     async def hand_back_unknown(

@@ -27,6 +27,7 @@ from headway.core.instants import (
 )
 from headway.core.json_values import JsonObject, encode_args
 from headway.core.lifecycle import Backoff
+from headway.core.limits import check_limit_key
 from headway.core.schedule_names import schedule_label
 from headway.core.tenants import DEFAULT_TENANT, check_tenant
 from headway.core.triggers import After, At, Cron, Every, Trigger, trigger_from_dict, trigger_to_dict
@@ -110,6 +111,7 @@ class ScheduleSpec:
     expect: Duration | None = None
     callback_url: str | None = None
     expires: Duration | None = None
+    limit: str | None = None
 
     @classmethod
     def build(cls, /, *, task: str, trigger: Trigger, **options: Any) -> "ScheduleSpec":
@@ -230,6 +232,7 @@ _SPEC_READERS: Final[dict[str, Any]] = {
     "expect": _read_duration,
     "callback_url": lambda name, value: check_url(value, name),
     "expires": lambda name, value: _read_positive(name, value),
+    "limit": lambda name, value: check_limit_key(value),
 }
 _SPEC_WRITERS: Final[dict[str, Any]] = {
     "args": msgspec.json.decode,

@@ -35,7 +35,8 @@ _STOCK_WORDS: Final = re.compile(
     r"|local|host|random|characters?|string|value|very|my|the"
 )
 _SEQUENCES: Final = ("01234567890123456789abcdefghijklmnopqrstuvwxyz", "qwertyuiopasdfghjklzxcvbnm", "0987654321")
-DEFINITIONS: Final = ("name", "tasks", "schedules")  # In the file beside the settings; see `headway.tasks.definitions`.
+# In the file beside the settings; see `headway.tasks.definitions`.
+DEFINITIONS: Final = ("name", "tasks", "schedules", "limits", "tenants")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

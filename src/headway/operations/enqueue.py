@@ -76,6 +76,8 @@ async def _new_job(caller: Caller, job: NewJob, key: str | None) -> StoredNewJob
     own = caller.tenant
     if job.tenant is not None and own is not None and job.tenant != own:
         raise Denied("tenant: the tenant comes from the token; leave it out")
+    if job.limit is not None and own is not None:
+        raise Denied("limit: a token of one tenant cannot choose a limit, which others may share; set it on the task")
     if job.run_at is not None and job.delay is not None:
         raise DefinitionError("delay and run_at exclude each other: give one of them")
     options, args = await caller.options_of(check_name(job.type, "type"), job.args)

@@ -7,10 +7,12 @@ from headway.operations.caller import Caller
 from headway.operations.dead_letters import DeadLetters, FailedJobs
 from headway.operations.jobs import Jobs
 from headway.operations.ledger_audit import Ledger
+from headway.operations.limits import Limits
 from headway.operations.monitoring import Monitoring
 from headway.operations.purge import Purge
 from headway.operations.queues import Queues
 from headway.operations.schedules import Schedules
+from headway.operations.tenants import Tenants
 from headway.operations.webhooks import Deliveries, Webhooks
 from headway.operations.workers import Nodes, Workers
 
@@ -21,6 +23,8 @@ class Operations:
     clock: Clock
     jobs: Jobs
     queues: Queues
+    limits: Limits
+    tenants: Tenants
     workers: Workers
     nodes: Nodes
     monitoring: Monitoring
@@ -48,6 +52,8 @@ class LocalOperations(Operations):
         self.clock = caller.clock
         self.jobs = Jobs(caller)
         self.queues = Queues(caller)
+        self.limits = Limits(caller)
+        self.tenants = Tenants(caller)
         self.workers = Workers(caller)
         self.nodes = Nodes(caller)
         self.monitoring = Monitoring(caller)

@@ -40,7 +40,15 @@ async def look_around(store: Store, job: Job, now: Instant, *, tenant: str | Non
         case Status.PENDING:
             pause = (await pauses(store, tenant=tenant)).get(job.queue)
             ahead = await store.jobs.ahead(job, tenant=tenant)
-            return Around(now=now, nodes=nodes, pause=pause, ahead=ahead, is_for_tenant=tenant is not None)
+            return Around(
+                now=now,
+                nodes=nodes,
+                pause=pause,
+                ahead=ahead,
+                is_for_tenant=tenant is not None,
+                hold=await store.limit_reads.hold(job.id, tenant=tenant),
+                share=await store.limit_reads.share(job.id),
+            )
         case Status.BLOCKED if job.blocked_by is not None:
             before = await _job(store, job.blocked_by)
             return Around(now=now, nodes=nodes, predecessor=before, rivals=await _rivals(store, job, before))

@@ -8,6 +8,7 @@ import msgspec
 
 from headway.core.errors import DefinitionError, RequestTooLarge, ScheduleNotFound
 from headway.core.instants import DAY, INSTANT_MIN, Instant, isoformat, parse_instant
+from headway.core.limit_audit import Excess, audit_limits
 from headway.core.schedule_names import schedule_name
 from headway.core.tenants import DEFAULT_TENANT
 from headway.operations.schedule_definitions import tenant_of
@@ -16,11 +17,13 @@ from headway.scheduling.audit import AuditReport, audit
 from headway.store import Store
 from headway.wire.base import PAGE_DEFAULT, PAGE_MAX, Cursor, Time
 from headway.wire.ledger_audit import LedgerAudit
+from headway.wire.limit_audit import LimitAudit, LimitExcess
 
 WINDOW: Final = DAY
 WINDOW_MAX: Final = 366 * DAY
 PAGE_S_MAX: Final = 20.0  # A page of the audit ends after this time, however far it got.
 SCHEDULE_S_MAX: Final = 30.0
+SPAN_BYTES: Final = 200
 
 Schedules = Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX, description="maximum number of schedules", examples=[50])]
 Since = Annotated[
@@ -70,6 +73,28 @@ class Ledger(OperationGroup):
             next_cursor=None if is_complete else quote(keys[done - 1], safe=""),  # A key is not printable.
         )
 
+    @verb("GET /api/audit/limits", id="get_limit_audit", role="viewer")
+    async def limits(self, *, since: Since = None) -> LimitAudit:
+        """Audit the limits: recompute from attempts whether more ran at a time, or started in a period, than allowed.
+
+        It covers the last day unless `since` is given, and at most 200,000 attempts. Needs a token for all tenants.
+        """
+        self.caller.require_all_tenants()
+        first = self.caller.now - WINDOW if since is None else parse_instant(since, what="since")
+        reads = self.caller.store.limit_reads
+        spans, is_complete = await reads.spans(first)
+        revisions = await reads.revisions()
+        size = len(spans) * SPAN_BYTES
+        found = await self.caller.convert(size, audit_limits, spans, revisions)
+        return LimitAudit(
+            limits=len(revisions),
+            attempts=len(spans),
+            excesses=[_excess(one) for one in found],
+            ok=not found,
+            complete=is_complete,
+            since=isoformat(first),
+        )
+
     def _window(self, since: str | None, until: str | None) -> tuple[Instant | None, Instant | None]:
         """Return the start and end of the period; over HTTP its length is limited."""
         first = None if since is None else parse_instant(since, what="since")
@@ -103,6 +128,12 @@ class Ledger(OperationGroup):
             raise RequestTooLarge(
                 f"since: schedule {schedule_name(key)!r} has too many instants in this period"
             ) from None
+
+
+def _excess(found: Excess) -> LimitExcess:
+    return LimitExcess(
+        found.limit, found.gate, found.kind, isoformat(found.at), found.allowed, found.found, found.job_id
+    )
 
 
 async def audit_all(store: Store, *, since: Instant | None = None) -> LedgerAudit:

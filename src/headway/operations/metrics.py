@@ -45,7 +45,7 @@ RESULTS: Final = ("completed", "failed", "crashed", "timed_out", "cancelled", "r
 REFUSALS: Final = ("settlement", "report", "decision")
 LOSSES: Final = ("attempt", "term")
 LOOPS: Final = (
-    *("heartbeat", "shards", "scheduler", "housekeeping", "promoter", "janitor"),
+    *("heartbeat", "shards", "scheduler", "housekeeping", "promoter", "janitor", "lane_keeper"),
     *("claimer", "lease_extender", "settler", "reporter", "lease_watchdog"),
 )
 ROLES: Final = ("scheduler", "worker", "api")

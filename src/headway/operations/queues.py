@@ -1,22 +1,27 @@
 """Queues: list, pause and resume them."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from headway.core.errors import InvalidTask
 from headway.core.instants import SECOND, isoformat
 from headway.core.lifecycle import Status
+from headway.core.scaling import SECONDS_DEFAULT, gates_of_all, startable, wanted_slots
 from headway.core.validation import check_name
 from headway.operations.caller import Caller, require_printable
-from headway.operations.job_context import pauses
+from headway.operations.job_context import alive, pauses
 from headway.operations.verbs import OperationGroup, Reason, sliced, verb
 from headway.operations.why import QueuePause
+from headway.operations.worker_state import workers_of
 from headway.store import Store
 from headway.store.audit_log import AuditEntry
+from headway.tasks.options import positive
 from headway.wire.base import PAGE_DEFAULT, Cursor, Limit, Page
-from headway.wire.queues import Queue
+from headway.wire.queues import Queue, QueueScale
+
+Wait = Annotated[str, msgspec.Meta(description="how long a ready job may wait, as a duration such as 20s")]
 
 PENDING: Final = str(Status.PENDING)
 RUNNING: Final = str(Status.RUNNING)
@@ -72,6 +77,33 @@ class Queues(OperationGroup):
         entry = AuditEntry("queue.resume", name, None, {"before": "paused", "after": "on"})
         changed = await self.caller.acting(entry).queue.resume(name)
         return await self._show(name, changed)
+
+    @verb("GET /api/queues/{name:path}/scale", id="scale_queue", role="viewer", errors=(InvalidTask,))
+    async def scale(self, name: str, *, wait: Wait = "20s") -> QueueScale:
+        """Say how many slots a queue needs so that its ready jobs start within a time.
+
+        Never less than what runs, and never more than limits let run. Needs a token for all tenants.
+        """
+        self.caller.require_all_tenants()
+        check_name(name, "queue")
+        within = positive(wait, "wait")
+        store = self.caller.store
+        reads = store.limit_reads
+        rules, waiting = await reads.rules(), await reads.waiting(name)
+        running = await reads.running(gates_of_all(name, waiting, rules)) if waiting else {}
+        ready = startable(name, waiting, rules, running)
+        seconds = await reads.usual_seconds(name)
+        held = (await store.statistics.running_counts()).get(name, 0)
+        workers = [worker for worker in workers_of(await alive(store)) if worker.takes(name) and not worker.draining]
+        each = SECONDS_DEFAULT if seconds is None else seconds
+        return QueueScale(
+            queue=name,
+            ready=ready,
+            running=held,
+            slots=sum(worker.slots for worker in workers),
+            work_seconds=round(ready * each, 3),
+            wanted_slots=wanted_slots(held, ready, each, within),
+        )
 
     async def _show(self, name: str, changed: bool) -> Queue:
         queue = await _read_queue(self.caller.store, name)

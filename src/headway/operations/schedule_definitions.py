@@ -34,6 +34,7 @@ from headway.operations.schedule_instants import previews, require_instants
 from headway.operations.worker_state import unserved
 from headway.store.schedule_definitions import REFUSED
 from headway.tasks.definitions import inherited, take_trigger
+from headway.tasks.options import Options
 from headway.wire.masking import unmasked
 from headway.wire.schedule_requests import NamedSchedule, ScheduleBody
 from headway.wire.schedules import Outcome, PlannedInstants, ScheduleChange, SchedulePlan, definition_of
@@ -53,11 +54,11 @@ _ACTIONS: Final[Mapping[Outcome, Literal["create", "change", "nothing"]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A definition as sent, the schedule that it is for, and the defaults of its task."""
+    """A definition as sent, the schedule that it is for, and the options of its task, if that is known."""
 
     ref: ScheduleRef
     body: ScheduleBody
-    defaults: Mapping[str, Any]
+    task: Options | None
 
     def spec(self, old: Schedule | None) -> ScheduleSpec:
         """Build the definition; defaults of the task replace missing fields."""
@@ -70,14 +71,15 @@ class Draft:
         if old is not None and (known := old.spec.callback_url) is not None:
             sent = self.body.callback_url
             options["callback_url"] = known if sent == mask_url(known) else sent
-        defaults = {**self.defaults, "tenant": self.ref.tenant}
+        defaults = {} if self.task is None else inherited(self.task, options)
+        defaults["tenant"] = self.ref.tenant
         return ScheduleSpec.build(task=task, trigger=trigger, **(defaults | options))
 
 
 async def draft(caller: Caller, name: str, body: ScheduleBody, tenant: str | None) -> Draft:
     """Return which schedule a definition is for; `tenant` comes from the query."""
     check_name(name, "schedule name")
-    defaults = await _defaults(caller, check_name(body.task, "task"), body.args or {})
+    known = await _options_of(caller, check_name(body.task, "task"), body.args or {})
     whose = tenant_of(caller, tenant)
     if caller.tenant is not None and body.tenant not in (None, caller.tenant):
         raise Denied("tenant: the tenant comes from the token; leave it out")
@@ -85,7 +87,8 @@ async def draft(caller: Caller, name: str, body: ScheduleBody, tenant: str | Non
         raise DefinitionError("tenant: * stands for all tenants; a schedule belongs to one")
     if None not in (body.tenant, tenant) and body.tenant != tenant:
         raise DefinitionError("tenant: the body and the query name different tenants")
-    return Draft(ScheduleRef(whose or body.tenant or str(defaults.get("tenant", DEFAULT_TENANT)), name), body, defaults)
+    default = DEFAULT_TENANT if known is None else known.tenant
+    return Draft(ScheduleRef(whose or body.tenant or default, name), body, known)
 
 
 def tenant_of(caller: Caller, tenant: str | None) -> str | None:
@@ -95,13 +98,12 @@ def tenant_of(caller: Caller, tenant: str | None) -> str | None:
     return caller.tenant or tenant
 
 
-async def _defaults(caller: Caller, task: str, args: dict[str, Any]) -> dict[str, Any]:
-    """Return the default options of a task; a task that is unknown here may be known to another worker."""
+async def _options_of(caller: Caller, task: str, args: dict[str, Any]) -> Options | None:
+    """Return the options of a task; None for a task that is unknown here, but may be known to another worker."""
     try:
-        options, _ = await caller.options_of(task, args)
+        return (await caller.options_of(task, args))[0]
     except TaskNotFound:
-        return {}
-    return inherited(options)
+        return None
 
 
 def expected_revision(

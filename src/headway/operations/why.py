@@ -25,7 +25,9 @@ from headway.core.job_summary import end_words, failure_words, glance, running_w
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
 from headway.core.nodes import Node
+from headway.operations.why_limits import held_words, share_words
 from headway.operations.worker_state import Worker, workers_of
+from headway.store.limit_reads import Hold, UsedShare
 
 MOMENT: Final = 2 * SECOND  # Within this time something that happens at once is not yet late.
 NAMES_SHOWN: Final = 20
@@ -53,6 +55,8 @@ class Around(msgspec.Struct, frozen=True, kw_only=True):
     rivals: tuple[Job, ...] = ()
     reruns: tuple[str, ...] = ()
     names: dict[str, str] = {}
+    hold: Hold | None = None
+    share: UsedShare | None = None
 
     def name_of(self, node_id: str | None) -> str:
         """Return the name of a node, alive or not; its id if the name is no longer known."""
@@ -200,6 +204,9 @@ def _pending_for_tenant(job: Job, around: Around) -> tuple[str, Evidence]:
         return f"no worker that knows the task takes from queue {quote(job.queue)}", evidence
     if all(worker.draining for worker in taking):
         return "all workers that could take it are draining", evidence
+    if around.hold is not None:
+        return held_words(around.hold, around.now, evidence, is_for_tenant=True), evidence
+    share_words(job, around.share, evidence, is_for_tenant=True)
     own = f"; {_count(around.ahead, 'job')} of its tenant ahead of it" if around.ahead else ""
     return f"ready for {span(ready)}, waits for a worker{own}", evidence
 
@@ -242,7 +249,10 @@ def _pending(job: Job, around: Around) -> tuple[str, Evidence]:
         return f"all workers that could take it are draining ({_some([worker.name for worker in taking])})", evidence
     if job.company is not None:
         return _apart(job, evidence), evidence
-    return _capacity(job, staying, around.ahead, evidence, ready), evidence
+    if around.hold is not None:
+        return held_words(around.hold, around.now, evidence), evidence
+    share = share_words(job, around.share, evidence)
+    return _capacity(job, staying, around.ahead, evidence, ready) + share, evidence
 
 
 def _apart(job: Job, evidence: Evidence) -> str:

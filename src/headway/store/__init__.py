@@ -2,8 +2,10 @@
 
 store = await Store.open("postgresql://…", clock)
 store.ledger · store.work · store.housekeeping · store.leases · store.nodes     the ports of the loops
-store.queue · store.schedules · store.bulk · store.erasure                      what producers and operators change
-store.jobs · store.statistics · store.failures · store.feed · store.metrics    what they read
+store.queue · store.schedules · store.limits · store.bulk · store.erasure       what producers and operators change
+store.tenants                                                                   what they change and read
+store.jobs · store.statistics · store.failures · store.feed · store.metrics     what they read
+store.limit_reads                                                               what limits count
 store.tokens · store.sessions · store.audit_log · store.webhooks                what the server keeps
 store.restore_detection                                                         detects a store restored from a backup
 """
@@ -27,6 +29,8 @@ from headway.store.feed import StoreFeed
 from headway.store.housekeeping import StoreHousekeeping
 from headway.store.jobs import StoreJobs
 from headway.store.ledger import StoreLedger
+from headway.store.limit_reads import StoreLimitReads
+from headway.store.limits import StoreLimits
 from headway.store.metrics import StoreMetrics
 from headway.store.migrations import check_schema, migrate
 from headway.store.queue import StoreQueue
@@ -35,6 +39,7 @@ from headway.store.schedules import StoreSchedules
 from headway.store.sessions import StoreSessions
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection, SqliteDriver, path_of
 from headway.store.statistics import StoreStatistics
+from headway.store.tenants import StoreTenants
 from headway.store.tokens import StoreTokens
 from headway.store.transaction import Driver, call
 from headway.store.webhooks import StoreWebhooks
@@ -65,6 +70,9 @@ class Store:
     bulk: StoreBulk
     failures: StoreFailures
     restore_detection: StoreRestoreDetection
+    limits: StoreLimits
+    limit_reads: StoreLimitReads
+    tenants: StoreTenants
 
     @classmethod
     def on(cls, driver: Driver, clock: Clock) -> "Store":
@@ -90,6 +98,9 @@ class Store:
             StoreBulk(driver, clock),
             StoreFailures(driver),
             StoreRestoreDetection(driver),
+            StoreLimits(driver, clock),
+            StoreLimitReads(driver),
+            StoreTenants(driver),
         )
 
     @classmethod

@@ -16,6 +16,7 @@ from headway.store.work import HELD_MAX
 LIVES_AFTER: Final = SECOND
 _LEASES_KEPT: Final = HOUR  # After they expired, so that their last holder can be seen.
 _NODES_KEPT: Final = DAY
+_GATES_KEPT: Final = 32 * DAY  # Longer than the time of any rate.
 
 
 def _expire(limit: int, clock: Clock) -> Transaction[list[str]]:
@@ -75,9 +76,11 @@ def _prune(retention: Duration, limit: int) -> Transaction[int]:
         yield call("raise_counter", name="pruned_through", value=newest)
     events = yield call("prune_events", retention=retention, limit=limit)
     leases = yield call("prune_leases", age=_LEASES_KEPT, limit=limit)
+    gates = yield call("prune_gates", age=_GATES_KEPT, limit=limit)
+    lanes = yield call("prune_lanes", age=_GATES_KEPT, limit=limit)
     nodes = yield call("prune_nodes", age=_NODES_KEPT)
     yield from keep_tallies(nodes)
-    return sum(map(len, (jobs, occurrences, events, leases, nodes)))
+    return sum(map(len, (jobs, occurrences, events, leases, gates, lanes, nodes)))
 
 
 def _end_overdue(limit: int) -> Transaction[int]:

@@ -20,7 +20,11 @@ ANY_SIZE: Final = 2**62  # In bytes; no text is larger.
 
 # A new job as a row of the statement `enqueue`; what is None is left out, and null there.
 _NewRow: Final = msgspec.defstruct(
-    "_NewRow", [(name, Any, None) for name in job_columns.NEW], frozen=True, kw_only=True, omit_defaults=True
+    "_NewRow",
+    [(name, Any, "" if name in job_columns.BLANK else None) for name in job_columns.NEW],
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
 )
 
 
@@ -171,7 +175,9 @@ def _unreadable_args(args: object) -> str:
     return f"its arguments have {len(args):,} characters, at most {ARGS_BYTES_MAX:,} are run"
 
 
-def read_claimed(row: Iterable[Any]) -> Claimed:
+def read_claimed(
+    row: Iterable[Any], *, gates: tuple[str, ...] = (), share: str | None = None, reserved: Duration = 0
+) -> Claimed:
     """Read a claimed job; an undecodable row is marked `unreadable`, and other rows are unaffected."""
     (
         job_id,
@@ -225,6 +231,9 @@ def read_claimed(row: Iterable[Any]) -> Claimed:
         metadata=metadata,
         log_bytes=log_bytes,
         unreadable=unreadable,
+        gates=gates,
+        share=share,
+        reserved=reserved,
     )
 
 

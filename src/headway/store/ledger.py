@@ -239,6 +239,7 @@ def job_of(job_id: str, schedule: Schedule, **more: Any) -> NewJob:
         tags=spec.tags,
         callback=spec.callback_url,
         expires=spec.expires,
+        limit_key=spec.limit or "",
         schedule=schedule.key,
         exclusive=spec.exclusive,
         **more,

@@ -4,7 +4,8 @@ A job that ends may release two others: the next job of its schedule, which is B
 itself when it has a fixed delay. `end` moves both in the transaction that ends the job.
 """
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -15,6 +16,7 @@ from headway.core.errors import (
     Conflict,
     DefinitionError,
     DuplicateKey,
+    InvalidLimit,
     InvalidTask,
     JobNotFound,
     NotFinal,
@@ -22,10 +24,12 @@ from headway.core.errors import (
 )
 from headway.core.jobs import EnqueuedRow, Job, NewJob
 from headway.core.lifecycle import Status
+from headway.core.limits import Rules
 from headway.core.schedules import ScheduleSpec
 from headway.core.validation import REASON_LENGTH_MAX, storable
 from headway.store.job_rows import ANY_SIZE, insertion, read_job, read_kept
 from headway.store.jobs import StoreJobs
+from headway.store.lanes import read_limit
 from headway.store.transaction import Driver, Row, Rows, Transaction, as_json, call
 from headway.store.webhooks import ensure_callbacks
 
@@ -34,6 +38,7 @@ ENQUEUE_STEP: Final = 1_000  # Rows per statement; databases limit its memory.
 EARLIER_STEP: Final = 100  # Earlier jobs read at once, with their arguments, to compare.
 ERASED: Final = "erased"  # The reason of a job whose content was erased.
 _BYPASS_ROUNDS_MAX: Final = 10_000
+_LAST_PART: Final = re.compile(r"(?<=[-:/._])[^-:/._]+$")  # Of a limit: 42 in account-42.
 
 
 def insert(jobs: Sequence[NewJob]) -> Transaction[Rows]:
@@ -51,6 +56,7 @@ def enqueue(jobs: Sequence[NewJob], largest: int = ANY_SIZE) -> Transaction[list
         raise InvalidTask(
             f"at most {ENQUEUE_MAX:,} jobs can be enqueued at once, not {len(jobs):,}; enqueue them in parts"
         )
+    yield from _check_limits({job.limit_key for job in jobs if job.limit_key})
     yield from ensure_callbacks({job.tenant for job in jobs if job.callback is not None})
     found: dict[str, EnqueuedRow] = {}
     for start in range(0, len(jobs), ENQUEUE_STEP):
@@ -60,6 +66,20 @@ def enqueue(jobs: Sequence[NewJob], largest: int = ANY_SIZE) -> Transaction[list
     if len(found) == len(jobs):
         return [found[job.id] for job in jobs]
     return (yield from with_earlier(jobs, found, largest))
+
+
+def _check_limits(keys: Collection[str]) -> Transaction[None]:
+    """Raise `InvalidLimit` if no limit holds for one of these keys."""
+    if not keys:
+        return
+    rules = Rules(map(read_limit, (yield call("limits"))))
+    unknown = sorted(key for key in keys if rules.find(key) is None)
+    if unknown:
+        name = _LAST_PART.sub("*", unknown[0])
+        raise InvalidLimit(
+            f"no limit matches {unknown[0]!r}; define one: app.limit({name!r}, concurrency=1),"
+            f" or `headway limits put {name!r} --concurrency 1`"
+        )
 
 
 def with_earlier(
@@ -224,8 +244,8 @@ class StoreQueue:
 
     async def enqueue(self, jobs: Sequence[NewJob], *, largest: int = ANY_SIZE) -> list[EnqueuedRow]:
         """Insert jobs, all or none; they are durable when this returns. Leave out large results of earlier jobs."""
-        # Without key and callback: one statement, one round trip.
-        if len(jobs) == 1 and jobs[0].key is None and jobs[0].callback is None:
+        # Without key, callback and limit: one statement, one round trip.
+        if len(jobs) == 1 and jobs[0].key is None and jobs[0].callback is None and not jobs[0].limit_key:
             rows = await self._driver.fetch(insertion(jobs))
             return [EnqueuedRow(row["id"], row["status"], row["created_at"], row["run_at"], True) for row in rows]
         return await self._driver.run(lambda: enqueue(jobs, largest)) if jobs else []

@@ -8,8 +8,19 @@ SQL with `:name` placeholders. What differs between SQLite and PostgreSQL is a f
                                      see it, so use it for values and not for conditions that need an index
     {rows jobs as r (id text, …)}    a JSON parameter as a table with typed columns
     {list ids}                       a JSON parameter as the right side of `in`
+    {values names}                   a JSON parameter as a table with the column `value`
     {jobs_of ids}                    the jobs with these ids as `job`, found by index also in a small table
     {addressed} … {end_addressed}    the row is one of those that a subquery selects and locks, run once
+    {picked lanes as r (…)} … {picked_limit} {end_picked}
+                                     the same with a subquery for each row of a JSON parameter, `most` rows of each
+    {each gates as r (…)} … {end_each t as l}
+                                     for each row of a JSON parameter the rows of `t as h` that a subquery selects
+    {among gates gate}               equal to this column of some row of a JSON parameter; found by index, where a join
+                                     would read all of the table
+    {is_limited_task} {is_limited_task r.task}
+                                     a limit names the task
+    {writers}                        the transactions that write jobs now; SQLite has one at a time
+    {lock_limits}                    wait for the claims that have read the limits, before claims that begin later
     {skip_locked} {lock} {share}     row locks; SQLite has one writer and needs none
     {notify_ready} …                 what others should hear of after the commit, as `woke`: the driver tells them (a
                                      caller's own transaction does it itself); SQLite watches its data version instead
@@ -101,6 +112,49 @@ def _postgres_rows(arguments: str) -> str:
     return f"json_to_recordset(cast(:{parameter} as json)) as {alias}({typed})"
 
 
+def _sqlite_each(arguments: str) -> str:
+    """Begin a subquery for each row: SQLite has no lateral join, but can unfold an array that a subquery makes."""
+    first = "select json_group_array(address) from (select h.rowid as address from"
+    return f"{_sqlite_rows(arguments)} cross join json_each(({first}"
+
+
+def _sqlite_end_each(table: str) -> str:
+    return f"))) as place join {table} on {table.split()[-1]}.rowid = place.value"
+
+
+def _sqlite_picked(arguments: str) -> str:
+    first = "select json_group_array(address) from (select rowid as address"
+    return f"rowid in (select place.value from {_sqlite_rows(arguments)} cross join json_each(({first}"
+
+
+def _postgres_each(arguments: str) -> str:
+    return f"{_postgres_rows(arguments)} cross join lateral (select h.* from"
+
+
+def _postgres_picked(arguments: str) -> str:
+    rows = _postgres_rows(arguments)
+    return f"ctid = any (array(select place.address from {rows} cross join lateral (select ctid as address"
+
+
+def _sqlite_among(arguments: str) -> str:
+    parameter, column = arguments.split()
+    return f"in (select value->>'{column}' from json_each(:{parameter}))"
+
+
+def _postgres_among(arguments: str) -> str:
+    parameter, column = arguments.split()
+    rows = _postgres_rows(f"{parameter} as among_them ({column} text)")
+    return f"= any (array(select among_them.{column} from {rows}))"
+
+
+def _is_limited_task(column: str) -> str:
+    task = column or "task"
+    return (
+        "exists (select 1 from headway_limits as l where l.kind = 'task' and"
+        f" case when l.is_pattern = 1 then substr({task}, 1, length(l.stem)) = l.stem else {task} = l.stem end)"
+    )
+
+
 def _next(column: str) -> str:
     return f"case when {column} < {_BIGINT_MAX} then {column} + 1 else {column} end"
 
@@ -117,10 +171,16 @@ def _fixed(text: str) -> Fragment:
 _SQLITE_WALL: Final = "(cast(round((julianday('now') - 2440587.5) * 86400000) as integer) * 1000)"
 _READY_IN: Final = "case when status = 'PENDING' then queue end"  # For transports, see `announcing`.
 # Topics to notify after the commit; see `postgres`.
-_READY_TOPIC: Final = "case when status = 'PENDING' then 'ready ' || queue else 'waiting' end"
+_READY_TOPIC: Final = (
+    "case when status <> 'PENDING' then 'waiting'"
+    " when tenant = 'default' and limit_key = '' and limited_task = '' and needs = '' then 'ready ' || queue"
+    " else 'lanes ' || queue end"
+)
 _TOPICS: Final = {
     "notify_ready": _READY_TOPIC,
     "notify_again": f"case when finished_at is null then {_READY_TOPIC} end",
+    "notify_lanes": "'lanes ' || queue",
+    "notify_limits": "'limits'",
     "notify_schedules": "'schedules'",
     "notify_leases": "'leases'",
     "notify_waiting": "'waiting'",
@@ -189,9 +249,14 @@ def _job_columns(bytes_of: str) -> Fragment:
     return render
 
 
+def _kept_column(table: str, name: str) -> str:
+    """Return a column; texts that are empty in most jobs are left out of the rows of new ones."""
+    return f"coalesce({table}{name}, '')" if table and name in job_columns.BLANK else table + name
+
+
 _NEW_JOBS: Final = "jobs as r (" + ", ".join(f"{name} {kind}" for name, kind in job_columns.TYPES.items()) + ")"
 _JOB_FRAGMENTS: Final[dict[str, Fragment]] = {
-    "kept_columns": lambda table: ", ".join(table + name for name in job_columns.KEPT),
+    "kept_columns": lambda table: ", ".join(_kept_column(table, name) for name in job_columns.KEPT),
     "erased_columns": lambda _: ", ".join(f"{name} = null" for name in job_columns.ERASED),
 }
 
@@ -203,6 +268,11 @@ _POSTGRES_NAME: Final = "substr({0}, strpos({0}, chr(31)) + 1)"
 _SNAPSHOT: Final = "cast(cast(:position as text) as pg_snapshot)"
 _FED_BY: Final = "cast(cast(f.xid as text) as xid8)"
 _FEED_FROM: Final = f"f.xid >= cast(cast(pg_snapshot_xmin({_SNAPSHOT}) as text) as bigint)"
+
+_WRITERS: Final = """\
+select distinct virtualtransaction as writer from pg_locks
+where relation = to_regclass('headway_jobs') and mode = 'RowExclusiveLock' and granted
+  and database = (select oid from pg_database where datname = current_database()) and pid <> pg_backend_pid()"""
 
 SQLITE: Final = Dialect(
     "sqlite",
@@ -220,6 +290,16 @@ SQLITE: Final = Dialect(
         "job_columns": _job_columns(_SQLITE_BYTES),
         "addressed": _fixed("rowid in (select rowid"),
         "end_addressed": _fixed(")"),
+        "values": lambda parameter: f"json_each(:{parameter})",
+        "among": _sqlite_among,
+        "each": _sqlite_each,
+        "end_each": _sqlite_end_each,
+        "picked": _sqlite_picked,
+        "picked_limit": _fixed("limit :most"),  # A limit cannot be a column: the outer query takes the first ones.
+        "end_picked": _fixed("))) as place where place.key < r.most)"),
+        "is_limited_task": _is_limited_task,
+        "writers": _fixed("select null as writer where false"),
+        "lock_limits": _fixed("select null as locked where false"),
         "skip_locked": _fixed(""),
         "lock": _fixed(""),
         "share": _fixed(""),
@@ -271,6 +351,17 @@ POSTGRES: Final = Dialect(
         "job_columns": _job_columns("octet_length({})"),
         "addressed": _fixed("ctid = any (array(select ctid"),
         "end_addressed": _fixed("))"),
+        "values": lambda parameter: f"json_array_elements_text(cast(:{parameter} as json))",
+        "among": _postgres_among,
+        "each": _postgres_each,
+        "end_each": lambda table: f") as {table.split()[-1]}",
+        "picked": _postgres_picked,
+        "picked_limit": _fixed("limit least(r.most, cast(:most as integer)) for update skip locked"),
+        "end_picked": _fixed(") as place))"),
+        "is_limited_task": _is_limited_task,
+        "writers": _fixed(_WRITERS),
+        # Claims lock a row of it for share. A lock of that row would have to wait until no claim overlaps another one.
+        "lock_limits": _fixed("lock table headway_counters in exclusive mode"),
         "skip_locked": _fixed("for update skip locked"),
         "lock": _fixed("for update"),
         "share": _fixed("for share"),

@@ -4,7 +4,7 @@ Every change of a running job is guarded by (id, attempt, RUNNING): an attempt t
 nothing, and is told so.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -13,14 +13,17 @@ from headway.core.errors import LeaseLost
 from headway.core.instants import DURATION_MAX, INSTANT_MAX, Duration
 from headway.core.job_logs import LOG_LINE_OVERHEAD
 from headway.core.jobs import Claimed, EnqueuedRow, NewJob, Report, Suspect
-from headway.core.lifecycle import APART_MAX, Released, Settlement, Status, settle
+from headway.core.lifecycle import Released, Settlement, Status, settle
+from headway.core.ports import Charge, LaneClaim
 from headway.store.job_rows import count_in, read_claimed, read_lost_attempt
+from headway.store.lanes import ClaimedInVain, ClaimRequest, LaneClaims, held_lanes, lane_key, reopen
 from headway.store.queue import enqueue, with_earlier
 from headway.store.settlement import completed, refuse, settle_attempts
 from headway.store.transaction import ConstraintViolated, Driver, Row, StatementCall, Transaction, as_json, call
 
 QUEUES_MAX: Final = 1_000
 HELD_MAX: Final = 100_000
+DUE_LANES_MAX: Final = 500
 
 
 def _waited(row: Row) -> Duration:
@@ -59,6 +62,19 @@ def _report_call(reports: Sequence[Report]) -> StatementCall:
         for report in reports
     ]
     return call("report", reports=as_json(rows))
+
+
+def _charge_call(charges: Sequence[Charge]) -> StatementCall:
+    """Charge shares in their order; add up charges of the same one, because a statement changes a row only once."""
+    sums: dict[tuple[str, str], list[int]] = {}
+    for charge in charges:
+        known = sums.setdefault((charge.queue, charge.tenant), [0, 0, 0])
+        known[:] = known[0] + charge.more, known[1] + charge.took, known[2] + charge.jobs
+    rows = [
+        {"in_queue": queue, "of_tenant": tenant, "more": more, "took": took, "jobs": jobs}
+        for (queue, tenant), (more, took, jobs) in sorted(sums.items())
+    ]
+    return call("charge", needs="", charges=as_json(rows))
 
 
 class _ReportRow(msgspec.Struct, frozen=True):
@@ -121,10 +137,12 @@ class StoreWork:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
+        self._lanes = LaneClaims()
 
-    async def ready_queues(self) -> list[str]:
-        """Return the queues that have ready jobs."""
-        return [row["queue"] for row in await self._driver.fetch(call("ready_queues", limit=QUEUES_MAX))]
+    async def ready_queues(self) -> dict[str, bool]:
+        """Return the queues that have ready jobs, each with whether it has lanes of tenants or limits."""
+        rows = await self._driver.fetch(call("ready_queues", limit=QUEUES_MAX))
+        return {row["queue"]: row["has_lanes"] == 1 for row in rows}
 
     async def claim(
         self, queue: str, *, node: str, lease: Duration, limit: int, skip: Collection[str] = ()
@@ -138,6 +156,35 @@ class StoreWork:
             jobs.sort(key=lambda job: (-job.priority, job.run_at, job.job_id))  # RETURNING has no order.
         return jobs
 
+    async def claim_lanes(
+        self,
+        queue: str,
+        *,
+        node: str,
+        lease: Duration,
+        limit: int,
+        skip: Collection[str] = (),
+        past: Collection[str] = (),
+    ) -> LaneClaim:
+        """Claim ready jobs of a queue with tenants or limits: of the tenant that has used least, within all limits."""
+        request = ClaimRequest(queue=queue, node=node, lease=lease, room=limit, skip=skip, past=past)
+        try:
+            return await self._driver.run(lambda: self._lanes.claim(request))
+        except ClaimedInVain as rolled_back:
+            return rolled_back.claim
+
+    async def reopen(self, freed: Mapping[str, int]) -> frozenset[str]:
+        """Let lanes go on that wait at these gates, as many as places came free, or whose rate allows it."""
+        rows = [*await self._driver.fetch(call("due_lanes", limit=DUE_LANES_MAX))]
+        if freed:
+            rows += await self._driver.fetch(held_lanes(freed))
+        lanes = {lane_key(row) for row in rows}
+        return await self._driver.run(lambda: reopen(lanes)) if lanes else frozenset()
+
+    async def charge(self, charges: Sequence[Charge]) -> None:
+        """Charge tenants for what their jobs took."""
+        await self._driver.fetch(_charge_call(charges))
+
     async def apart(self, tasks: Collection[str], queues: Collection[str], limit: int) -> list[Suspect]:
         """Find ready suspects of these tasks in these queues, or in any."""
         rows = await self._driver.fetch(
@@ -149,15 +196,13 @@ class StoreWork:
                 limit=limit,
             )
         )
+        if rows:
+            rows = await self._driver.run(lambda: self._lanes.startable(rows))
         return [Suspect(row["id"], row["task"], count_in(row["company"]), _waited(row)) for row in rows]
 
     async def claim_apart(self, job_id: str, *, node: str, lease: Duration) -> tuple[Claimed, Duration] | None:
         """Claim a suspect; return it and for how long it runs apart."""
-        rows = await self._driver.fetch(call("claim_apart", id=job_id, node=node, lease=lease))
-        if not rows:
-            return None
-        *columns, _, apart_for = rows[0]
-        return read_claimed(columns), count_in(apart_for, APART_MAX)
+        return await self._driver.run(lambda: self._lanes.claim_apart(job_id, node=node, lease=lease))
 
     async def hand_back_unknown(
         self, node: str, *, known: Collection[tuple[str, int]], given_up: Collection[tuple[str, int]]

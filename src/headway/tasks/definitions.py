@@ -1,4 +1,4 @@
-"""Tasks and schedules in headway.toml, so that Headway is of use without a line of Python.
+"""Tasks, schedules, limits and tenants in headway.toml, so that Headway is of use without a line of Python.
 
     [tasks.backup]
     command = ["pg_dump", "--file", "/backups/{day}.sql"]      # see worker/command.py
@@ -15,7 +15,15 @@
     tz = "Europe/Berlin"
     args = {day = "today"}
 
-Every app that reads the file has its tasks and schedules too. Without an app they make one, which is called after the
+    [limits."account-*"]
+    concurrency = 1
+    rate = "10/s"                                              # with burst = 20 a token bucket
+
+    [tenants.acme]
+    weight = 4
+    wait_slo = "5s"
+
+Every app that reads the file has its definitions too. Without an app they make one, which is called after the
 file, or by the `name` in it. Whatever is wrong is said with the file and the key.
 """
 
@@ -23,29 +31,45 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from headway.core.errors import DefinitionError, HeadwayError, InvalidConfig, InvalidSchedule
 from headway.core.instants import format_duration, quote
+from headway.core.limits import Limit
 from headway.core.schedules import ScheduleSpec
 from headway.core.settings import FILE_DEFAULT, read_file
-from headway.core.tenants import DEFAULT_TENANT
+from headway.core.tenants import DEFAULT_TENANT, Tenant
 from headway.core.triggers import Trigger, trigger_from_dict
 from headway.core.validation import check_name
+from headway.tasks.limit_templates import fill_limit
 from headway.tasks.options import Options
 from headway.tasks.retry import Retry
 
+T = TypeVar("T")
 TRIGGER_WORDS: Final = ("cron", "every", "after", "at")
 CRON_WORDS: Final = ("tz", "dst", "seconds")
-_COMMON: Final = ("queue", "priority", "tenant", "timeout", "expires", "retry")
+_COMMON: Final = ("queue", "priority", "tenant", "timeout", "expires", "limit", "retry")
 _KINDS: Final = {"command": ("env", "cwd", "memory"), "http": ("method", "headers")}
 _RETRY: Final = ("max_attempts", "backoff", "retry_timeouts")
 
 
-def inherited(said: Options) -> dict[str, Any]:
-    """Return the options that a schedule inherits from its task where it sets none itself."""
+def inherited(said: Options, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that a schedule inherits from its task where it sets none itself.
+
+    The arguments among the given options fill the limit of the task.
+    """
     options = {name: getattr(said, name) for name in ("queue", "priority", "tenant", "max_attempts", "backoff")}
-    return {**options, "expires": None if said.expires is None else format_duration(said.expires)}
+    expires = None if said.expires is None else format_duration(said.expires)
+    return {**options, "expires": expires, "limit": _inherited_limit(said, given)}
+
+
+def _inherited_limit(said: Options, given: Mapping[str, Any]) -> str | None:
+    if said.limit is None or given.get("limit") is not None:
+        return None
+    try:
+        return fill_limit(said.limit, given.get("args") or {})
+    except DefinitionError as error:
+        raise InvalidSchedule(str(error)) from None
 
 
 class TaskRegistrar(Protocol):
@@ -83,12 +107,14 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definitions:
-    """The tasks and schedules that a file defines."""
+    """The tasks, schedules, limits and tenants that a file defines."""
 
     file: Path = Path(FILE_DEFAULT)
     name: str = FILE_DEFAULT
     tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     schedules: Mapping[str, _Entry] = field(default_factory=dict)
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+    tenants: Mapping[str, Tenant] = field(default_factory=dict)
 
     @classmethod
     def load(cls, file: Path = Path(FILE_DEFAULT)) -> "Definitions":
@@ -100,10 +126,12 @@ class Definitions:
         for schedule, given in table_of(file, values, "schedules").items():
             with _telling(file, f"schedules.{schedule}"):
                 entries[check_name(schedule, "schedule name")] = _entry(given)
-        return cls(file=file, name=name, tasks=tasks, schedules=entries)
+        limits = _built(file, values, "limits", Limit.build, ("concurrency", "rate", "burst"))
+        tenants = _built(file, values, "tenants", Tenant.build, ("weight", "wait_slo"))
+        return cls(file=file, name=name, tasks=tasks, schedules=entries, limits=limits, tenants=tenants)
 
     def __bool__(self) -> bool:
-        return bool(self.tasks or self.schedules)
+        return bool(self.tasks or self.schedules or self.limits or self.tenants)
 
     def add_tasks(self, app: TaskRegistrar) -> None:
         """Register the tasks of the file."""
@@ -138,6 +166,18 @@ def table_of(file: Path, values: Mapping[str, object], key: str) -> dict[str, Ma
         if not isinstance(given, dict):
             raise InvalidConfig(f"{file}: {key}.{name} must be a table, not {quote(given)}")
     return table
+
+
+def _built(
+    file: Path, values: Mapping[str, object], key: str, build: Callable[..., T], known: tuple[str, ...]
+) -> dict[str, T]:
+    """Build what the tables under a key define."""
+    found = {}
+    for name, given in table_of(file, values, key).items():
+        with _telling(file, f"{key}.{name}"):
+            _refuse_unknown(given, known)
+            found[name] = build(name, **given)
+    return found
 
 
 def _task(given: Mapping[str, Any]) -> tuple[str, Any, dict[str, Any]]:

@@ -30,6 +30,7 @@ from headway.core.validation import (
     check_name,
     check_tags,
 )
+from headway.tasks.limit_templates import check_limit_template, fill_limit
 
 
 class TaskEnqueueOptions(EnqueueOptions, total=False):
@@ -45,6 +46,7 @@ class Options(jobs.JobOptions, frozen=True, kw_only=True):
     at: Instant | None = None
     expires: Duration | None = None
     callback_url: str | None = None
+    limit: str | None = None  # A template over the arguments of the job.
     tx: Any = None
 
     def changed(self, given: Mapping[str, Any]) -> "Options":
@@ -60,7 +62,8 @@ class Options(jobs.JobOptions, frozen=True, kw_only=True):
 
     def new_job(self, job_id: str, task: str, args: Mapping[str, Any]) -> NewJob:
         """Make a checked job, ready to be enqueued."""
-        job: NewJob = _new_job(self, job_id, task, encode_args(args))
+        limit_key = "" if self.limit is None else fill_limit(self.limit, args)
+        job: NewJob = _new_job(self, job_id, task, encode_args(args), limit_key)
         return job
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,7 +87,7 @@ class Options(jobs.JobOptions, frozen=True, kw_only=True):
 
 _new_job: Final = constructor(
     NewJob,
-    "options, job_id, task, args",
+    "options, job_id, task, args, limit_key",
     {
         **attributes("options", [*jobs.JobOptions.__struct_fields__, "delay", "expires"]),
         "id": "job_id",
@@ -92,6 +95,7 @@ _new_job: Final = constructor(
         "args": "args",
         "run_at": "options.at",
         "callback": "options.callback_url",
+        "limit_key": "limit_key",
     },
 )
 _WRITTEN: Final[dict[str, Callable[[Any], Any]]] = {
@@ -100,6 +104,7 @@ _WRITTEN: Final[dict[str, Callable[[Any], Any]]] = {
     "tenant": lambda value: check_tenant(value, "tenant"),
     "max_attempts": int,
     "expires": int,
+    "limit": check_limit_template,
 }
 _OPTION_READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "queue": lambda value: check_name(value, "queue"),
@@ -114,6 +119,7 @@ _OPTION_READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "expires": lambda value: positive(value, "expires"),
     "metadata": lambda value: _metadata(value),
     "callback_url": lambda value: check_url(value, "callback_url"),
+    "limit": check_limit_template,
     "tx": lambda value: value,
 }
 

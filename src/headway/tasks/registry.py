@@ -1,15 +1,17 @@
-"""The registry of an app: its tasks and the schedules that it declares, in code and in headway.toml."""
+"""The registry of an app: its tasks, and what it declares in code and in headway.toml: schedules, limits, tenants."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 
-from headway.core.errors import InvalidSchedule, InvalidTask, TaskNotFound
+from headway.core.errors import InvalidLimit, InvalidSchedule, InvalidTask, TaskNotFound
 from headway.core.instants import DurationLike, quote
 from headway.core.jobs import NewJob
+from headway.core.limits import Limit
 from headway.core.schedule_names import schedule_key, schedule_label
 from headway.core.schedules import ScheduleSpec
+from headway.core.tenants import WEIGHT_DEFAULT, Tenant
 from headway.core.triggers import Cron, Trigger
 from headway.core.validation import check_name
 from headway.tasks.context import Context
@@ -34,6 +36,7 @@ class TaskOptions(TypedDict, total=False):
     retry: Retry | None
     timeout: DurationLike | None
     expires: DurationLike | None
+    limit: str | None
 
 
 def check_task_options(options: Mapping[str, object]) -> None:
@@ -60,6 +63,8 @@ class TaskRegistry(AppPort):
         self.name = name
         self.tasks: dict[str, Task[Any, Any]] = {}
         self._declared: dict[str, ScheduleSpec] = {}
+        self._limits: dict[str, Limit] = {}
+        self._tenants: dict[str, Tenant] = {}
         self._file = file
 
     @property
@@ -67,6 +72,16 @@ class TaskRegistry(AppPort):
         """The schedules that are declared, in code and in headway.toml, by `schedule_key`: the name, in most apps."""
         in_file = self._file.specs(self._spec)
         return {**self._declared, **{schedule_key(spec.tenant, name): spec for name, spec in in_file.items()}}
+
+    @property
+    def declared_limits(self) -> dict[str, Limit]:
+        """The limits that are declared, in code and in headway.toml, by name."""
+        return {**self._limits, **self._file.limits}
+
+    @property
+    def declared_tenants(self) -> dict[str, Tenant]:
+        """The tenants that are declared, in code and in headway.toml, by name."""
+        return {**self._tenants, **self._file.tenants}
 
     @overload
     def task(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
@@ -100,11 +115,13 @@ class TaskRegistry(AppPort):
 
         `isolation` says where it runs: a `def` in a `process` (the default: it can be killed alone) or in a `thread`,
         an `async def` on the `loop` that it shares with others (the default) or in a `process`. An attempt that exceeds
-        `timeout` is stopped; a job that has not begun after `expires` is cancelled.
+        `timeout` is stopped; a job that has not begun after `expires` is cancelled. `limit` is the name of a limit, a
+        template over the arguments of the job: `account-{account_id}`.
         """
         check_task_options(options)
         policy, timeout = check_retry(options.get("retry")), options.get("timeout")
-        defaults = Options().changed({name: options.get(name) for name in ("queue", "priority", "tenant", "expires")})
+        given = {name: options.get(name) for name in ("queue", "priority", "tenant", "expires", "limit")}
+        defaults = Options().changed(given)
         if policy is not None:
             defaults = msgspec.structs.replace(defaults, max_attempts=policy.max_attempts, backoff=policy.backoff)
 
@@ -146,6 +163,35 @@ class TaskRegistry(AppPort):
         self._declared[key] = spec
         return spec
 
+    def limit(
+        self, name: str, *, concurrency: int | None = None, rate: str | None = None, burst: int | None = None
+    ) -> Limit:
+        """Declare a limit: at most `concurrency` jobs at a time, at most `rate` starts, such as `10/s`.
+
+        The name is `queue:media`, `task:report`, `tenant:acme`, or one of your own that jobs name with `limit=`. With a
+        `*` at its end it holds for each such name separately. With `burst`, the rate is a token bucket of that size.
+        `sync`, or a scheduler that starts with this app, writes it to the store.
+        """
+        made = Limit.build(name, concurrency=concurrency, rate=rate, burst=burst)
+        self._check_new("limits", made.name, self._limits, self._file.limits)
+        self._limits[made.name] = made
+        return made
+
+    def tenant(self, name: str, *, weight: int = WEIGHT_DEFAULT, wait_slo: DurationLike | None = None) -> Tenant:
+        """Declare a tenant: its weight when tenants share a queue, and how long its jobs should wait at most.
+
+        `sync`, or a scheduler that starts with this app, writes it to the store.
+        """
+        made = Tenant.build(name, weight=weight, wait_slo=wait_slo)
+        self._check_new("tenants", made.name, self._tenants, self._file.tenants)
+        self._tenants[made.name] = made
+        return made
+
+    def _check_new(self, what: str, name: str, here: Collection[str], in_file: Collection[str]) -> None:
+        if name in here or name in in_file:
+            where = f", one of them in {self._file.file}" if name in in_file else ""
+            raise InvalidLimit(f"two {what} are named {name!r}{where}; keep one of them")
+
     def cron(
         self, expr: str, *, name: str | None = None, tz: str = "UTC", dst: str = "shift", **policies: Any
     ) -> Callable[[Callable[P, R] | Task[P, R]], Task[P, R]]:
@@ -170,7 +216,8 @@ class TaskRegistry(AppPort):
         if not isinstance(task, Task):
             raise InvalidSchedule(f"a schedule runs a task or the name of one, not {quote(task)}")
         named = task.bind((), dict(args or {}))
-        return ScheduleSpec.build(task=task.name, trigger=trigger, args=named, **(inherited(task.defaults) | policies))
+        options = {**policies, "args": named}
+        return ScheduleSpec.build(task=task.name, trigger=trigger, **(inherited(task.defaults, options) | options))
 
     # --- jobs of tasks
 

@@ -13,10 +13,12 @@ from headway.core.errors import DefinitionError, InvalidTask
 from headway.core.instants import quote
 from headway.core.jobs import EnqueueOptions, NewJob
 from headway.core.templates import Template, argument_text
+from headway.tasks.limit_templates import literal
 
 ROWS_MAX: Final = 10_000  # The most that the store takes in one transaction.
 # `{n}` is formatted as text; in other options it keeps its type.
 _TEXTS: Final = frozenset(name for name, kind in get_type_hints(EnqueueOptions).items() if kind == str | None)
+_TEMPLATE: Final = "limit"  # This option is a template in every job: `new_job` fills it.
 
 Row: TypeAlias = Mapping[str, Any]
 O = TypeVar("O", bound="_Options")  # noqa: E741
@@ -61,7 +63,7 @@ def _read(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Callable[
     varying: dict[str, Callable[[Row], Any]] = {}
     for name, value in given.items():
         template = Template.read(value) if isinstance(value, str) else None
-        if name == "tx":
+        if name == "tx" or (name == _TEMPLATE and template is not None):
             fixed[name] = value
         elif template is not None and template.names:
             varying[name] = _from_template(name, template)
@@ -89,8 +91,9 @@ def _from_template(option: str, template: Template) -> Callable[[Row], Any]:
 def _from_function(option: str, function: Callable[[Row], Any]) -> Callable[[Row], Any]:
     def compute(row: Row) -> Any:
         try:
-            return function(row)
+            value = function(row)
         except Exception as error:
             raise InvalidTask(f"{option} cannot be computed: {type(error).__name__}: {quote(str(error))}") from error
+        return literal(value) if option == _TEMPLATE and isinstance(value, str) else value
 
     return compute

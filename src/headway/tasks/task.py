@@ -19,6 +19,7 @@ from headway.core.jobs import NewJob
 from headway.tasks.context import Context
 from headway.tasks.execution import ExecutionPolicy
 from headway.tasks.handles import AppPort, JobHandle
+from headway.tasks.limit_templates import check_limit_arguments
 from headway.tasks.options import Options, TaskEnqueueOptions
 from headway.tasks.rows import jobs_of_rows
 
@@ -66,6 +67,8 @@ class Task(Generic[P, R]):
         self._required = {parameter.name for parameter in parameters if parameter.default is parameter.empty}
         self._options = options
         self.name = name
+        if options.limit is not None:
+            self._check_limit(options.limit)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function itself."""
@@ -127,6 +130,15 @@ class Task(Generic[P, R]):
             if parameter.kind is parameter.VAR_KEYWORD:
                 named.update(named.pop(parameter.name, {}))
         return named
+
+    def _check_limit(self, limit: str) -> None:
+        """Raise an error if the limit needs an argument that no job of this task can have."""
+        if any(one.kind is one.VAR_KEYWORD for one in self._signature.parameters.values()):
+            return
+        try:
+            check_limit_arguments(limit, self._known)
+        except InvalidTask as error:
+            raise InvalidTask(f"task {self.name!r}: {error}") from None
 
     def _job(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NewJob:
         return self._app.new_job(self.name, self.bind(args, kwargs), self._options)

@@ -18,7 +18,7 @@ from headway.core.instants import DAY, SECOND, Instant
 from headway.core.lifecycle import Status
 from headway.core.ports import Shards, WakeUps
 from headway.core.settings import Settings
-from headway.operations.schedule_sync import sync_schedules
+from headway.operations.app_sync import Declarations, sync_app
 from headway.store import Store
 from headway.store.migrations import migrate
 from headway.store.sqlite import InlineSqliteDriver, SqliteConnection
@@ -176,7 +176,7 @@ class VirtualProcesses:
 
     async def _prepare(self) -> None:
         await migrate(self.store.driver)
-        await sync_schedules(self.store, self.app.name, self.app.declared)
+        await sync_app(self.store, Declarations.of(self.app))
 
     def play(self, seconds: float) -> None:
         """Let seconds pass."""

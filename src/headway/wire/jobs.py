@@ -85,6 +85,7 @@ class Detail(Resource):
         "tenant": "42",
         "key": None,
         "tags": [],
+        "limit": None,
         "schedule": "daily-report",
         "occurrence_at": _AT,
         "batch": None,
@@ -133,6 +134,7 @@ class Job(Resource, kw_only=True, gc=False):
     tenant: str
     key: str | None
     tags: list[str]
+    limit: Annotated[str | None, msgspec.Meta(description="the limit that it names")]
     schedule: str | None
     occurrence_at: Time | None
     batch: str | None
@@ -173,6 +175,7 @@ class NewJob(msgspec.Struct, forbid_unknown_fields=True):
     expires: str | float | int | None = None
     tags: list[Text] | None = None
     metadata: dict[str, Any] | None = None
+    limit: Text | None = None
 
     EXAMPLE: ClassVar = {"type": "video.transcode", "args": {"video": 456}, "queue": "media", "key": "video-456"}
 
@@ -332,6 +335,7 @@ def job_of(
         tenant=job.tenant,
         key=job.key,
         tags=list(job.tags),
+        limit=job.limit_key or None,
         schedule=job.schedule_name,
         occurrence_at=stamp(job.occurrence_at),
         batch=None,

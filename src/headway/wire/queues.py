@@ -33,3 +33,18 @@ class Queue(Resource):
     paused_by: str | None
     reason: Annotated[str | None, msgspec.Meta(description="why it is paused")]
     changed: Annotated[bool, msgspec.Meta(description="whether this request changed it")] | Absent = UNSET
+
+
+@example(
+    {"queue": "media", "ready": 120, "running": 8, "slots": 16, "work_seconds": 60.0, "wanted_slots": 11},
+    known_by=frozenset({"wanted_slots"}),
+)
+class QueueScale(Resource):
+    """How many slots a queue needs, for autoscalers such as KEDA."""
+
+    queue: str
+    ready: Annotated[int, msgspec.Meta(description="ready jobs that limits let run, up to 100,000")]
+    running: Count
+    slots: Annotated[int, msgspec.Meta(description="slots of live workers that take from the queue")]
+    work_seconds: Annotated[float, msgspec.Meta(description="what the ready jobs take together, as jobs took lately")]
+    wanted_slots: Annotated[int, msgspec.Meta(description="slots that start the ready jobs within the given wait")]

@@ -60,6 +60,7 @@ class ScheduleBody(When, forbid_unknown_fields=True, kw_only=True):
     expect: _Duration | None = None
     callback_url: _Text | None = None
     expires: _Duration | None = None
+    limit: _Text | None = None
 
 
 class NamedSchedule(ScheduleBody, forbid_unknown_fields=True, kw_only=True):

@@ -62,6 +62,7 @@ _DEFINITION: Final[dict[str, Any]] = {
     "expect": None,
     "callback_url": None,
     "expires": None,
+    "limit": None,
 }
 _PREVIEW: Final = {
     "instant": "2027-03-28T01:00:00Z",
@@ -160,6 +161,7 @@ class Schedule(Resource):
     expect: Span | None
     callback_url: str | None
     expires: Span | None
+    limit: str | None
     owner: str
     revision: Annotated[int, msgspec.Meta(description="its ETag; grows with every change")]
     created_at: Time
@@ -234,6 +236,7 @@ def definition_of(spec: ScheduleSpec) -> dict[str, Any]:
         "expect": duration(spec.expect),
         "callback_url": None if spec.callback_url is None else mask_url(spec.callback_url),
         "expires": duration(spec.expires),
+        "limit": spec.limit,
     }
 
 

@@ -4,8 +4,10 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
+from headway.core.limits import Limit
 from headway.core.schedules import ScheduleSpec
 from headway.core.settings import Settings
+from headway.core.tenants import Tenant
 from headway.tasks.task import Task
 from headway.worker.child_processes import ChildPoolPlan
 from headway.worker.environment import ALLOWED
@@ -58,6 +60,16 @@ class Described(Protocol):
         """Its schedules."""
         ...
 
+    @property
+    def declared_limits(self) -> Mapping[str, Limit]:
+        """Its limits."""
+        ...
+
+    @property
+    def declared_tenants(self) -> Mapping[str, Tenant]:
+        """Its tenants."""
+        ...
+
 
 def hello_of(app: Described, store: str) -> Hello:
     """Describe an app and its store."""
@@ -72,4 +84,5 @@ def hello_of(app: Described, store: str) -> Hello:
         for task in app.tasks.values()
     ]
     schedules = {name: spec.to_json() for name, spec in app.declared.items()}
-    return Hello(os.getpid(), app.name, store, tasks, schedules)
+    limits, tenants = tuple(app.declared_limits.values()), tuple(app.declared_tenants.values())
+    return Hello(os.getpid(), app.name, store, tasks, schedules, limits=limits, tenants=tenants)

@@ -30,11 +30,12 @@ from headway.core.events import subscribed
 from headway.core.instants import SECOND
 from headway.core.json_values import JsonObject
 from headway.core.nodes import Node
-from headway.core.ports import AuditLogPruning, Housekeeping, Leases, NodeRegistry, SchedulerLedger, WakeUps
+from headway.core.ports import AuditLogPruning, Housekeeping, LaneUpkeep, Leases, NodeRegistry, SchedulerLedger, WakeUps
 from headway.core.process_metrics import ProcessMetrics
 from headway.core.settings import Settings
 from headway.queue.announcer import Dispatch
 from headway.queue.janitor import Janitor
+from headway.queue.lane_keeper import LaneKeeper
 from headway.queue.promoter import Promoter
 from headway.scheduling.scheduler import Fencing, LeaderFencing, LockFencing, Scheduler
 from headway.worker.supervisor import HAND_BACK_S_MAX, Supervisor
@@ -59,6 +60,7 @@ class NodePorts:
     watch: Callable[[Callable[[str], None]], Awaitable[WakeUps]]
     admission: AdmittedLeases | None = None  # The leases again, if a coordination engine grants them.
     audit_log: AuditLogPruning | None = None  # Set if its size must be limited.
+    lanes: LaneUpkeep | None = None
     dispatch: Dispatch | None = None  # Carries hints about ready jobs, if the store does not do it alone.
 
 
@@ -92,10 +94,13 @@ class EngineNode:
         self._leaving = asyncio.Event()  # The grace period starts here; a drain alone lasts as long as the jobs do.
         self._grace_s = settings.grace / SECOND
         self._shards = self._elector(lambda: self._scheduler_loop.idle_s())
-        self._housekeeping = self._elector(lambda: max(self._promoter_loop.idle_s(), self._janitor_loop.idle_s()))
+        self._housekeeping = self._elector(
+            lambda: max(loop.idle_s() for loop in (self._promoter_loop, self._janitor_loop, *self._lane_loops))
+        )
         self._scheduler_loop = self._scheduler()
         self._promoter_loop = self._promoter()
         self._janitor_loop = self._janitor()
+        self._lane_loops = () if world.lanes is None else (self._lane_keeper(world.lanes),)
         self._shards_loop = Loop("shards", self._shards.tick, clock=clock, rest_s_max=self._rest_s_max)
         self._house_loop = Loop(HOUSEKEEPING, self._housekeeping.tick, clock=clock, rest_s_max=self._rest_s_max)
         roles = (
@@ -216,6 +221,7 @@ class EngineNode:
             self._house_loop,
             self._promoter_loop,
             self._janitor_loop,
+            *self._lane_loops,
             *self._deciding_loops(),
             *(self._supervisor.loops if self._supervisor else ()),
             *((self.dispatch.loop,) if self.dispatch else ()),
@@ -268,6 +274,11 @@ class EngineNode:
             audit_retention=self._settings.audit_retention,
         )
         return Loop("janitor", janitor.tick, clock=self._clock, rest_s_max=self._settings.poll / SECOND)
+
+    def _lane_keeper(self, lanes: LaneUpkeep) -> Loop:
+        poll = self._settings.poll
+        keeper = LaneKeeper(lanes, is_mine=self._keeps_house, poll=poll)
+        return Loop("lane_keeper", keeper.tick, clock=self._clock, rest_s_max=poll / SECOND)
 
     def _keeps_house(self) -> bool:
         return HOUSEKEEPING in self._housekeeping.held()

@@ -21,7 +21,8 @@ from headway.core.events import ChildEnded, EngineEvent, subscribed
 from headway.core.schedules import ScheduleSpec
 from headway.core.settings import Settings, store_kind
 from headway.core.version import VERSION
-from headway.operations.schedule_sync import SKIPPED, sync_schedules
+from headway.operations.app_sync import Declarations, sync_app
+from headway.operations.schedule_sync import SKIPPED
 from headway.store import Store
 from headway.store.file_access import exposures
 from headway.store.sqlite import path_of
@@ -35,7 +36,7 @@ from headway.worker.child_pool import ChildPool
 from headway.worker.ipc import Hello
 
 INTERRUPTED: Final = 130
-SKIPPED_TOLD: Final = 20  # Warnings about declared schedules of another owner.
+SKIPPED_TOLD: Final = 20  # Warnings about declared schedules and limits of another owner.
 CHILD_POOL_GOODBYE_S: Final = 0.3
 PORT_REST_S: Final = 2.0  # Between two attempts to bind the port of the API.
 
@@ -66,7 +67,7 @@ async def run_scheduler(
         if store is None:
             return
         try:
-            skipped = [] if app is None else await _synchronise(store, app.name, app.declared, stopping, log)
+            skipped = [] if app is None else await _synchronise(store, Declarations.of(app), stopping, log)
             node = scheduler_node(store, settings, clock, VERSION, attention=skipped)
             await run_node(node, stopping)
         finally:
@@ -133,8 +134,7 @@ async def _work(
     try:
         skipped: list[str] = []
         if schedules:
-            declared = {key: ScheduleSpec.from_json(text) for key, text in hello.schedules.items()}
-            skipped = await _synchronise(store, hello.app, declared, stopping, log)
+            skipped = await _synchronise(store, _declared_by(hello), stopping, log)
         node = worker_node(store, settings, clock, child_pool, VERSION, schedules=schedules, attention=skipped)
         async with asyncio.TaskGroup() as group:
             if api:
@@ -144,6 +144,15 @@ async def _work(
             stopping.set()  # The node may have been drained remotely; the API stops with it.
     finally:
         await store.close()
+
+
+def _declared_by(hello: Hello) -> Declarations:
+    return Declarations(
+        owner=hello.app,
+        schedules={key: ScheduleSpec.from_json(text) for key, text in hello.schedules.items()},
+        limits={limit.name: limit for limit in hello.limits},
+        tenants={tenant.name: tenant for tenant in hello.tenants},
+    )
 
 
 def free_port(host: str, port: int) -> int:
@@ -295,17 +304,15 @@ def _exposures(url: str) -> Iterable[str]:
     return exposures(path_of(url)) if store_kind(url) == "sqlite" else ()
 
 
-async def _synchronise(
-    store: Store, owner: str, declared: Mapping[str, ScheduleSpec], stopping: asyncio.Event, log: ProcessLog
-) -> list[str]:
-    """Write the app's schedules to the store; wait for the store while it is down.
+async def _synchronise(store: Store, declared: Declarations, stopping: asyncio.Event, log: ProcessLog) -> list[str]:
+    """Write what the app declares to the store; wait for the store while it is down.
 
-    Schedules of another owner are left unchanged. Return the warnings about them.
+    What has another owner is left unchanged. Return the warnings about it.
     """
-    clock = Clock()
+    clock, owner = Clock(), declared.owner
     while not stopping.is_set():
         try:
-            done = await sync_schedules(store, owner, declared)
+            done = await sync_app(store, declared)
         except StoreUnavailable as error:
             log.write("waiting for the store", level="warning", error=str(error))
             await clock.rest(RETRY_REST_S_MAX, stopping)
@@ -314,7 +321,7 @@ async def _synchronise(
         words = ", ".join(f"{counts[word]} {word}" for word in sorted(counts))
         skipped = [outcome.removeprefix(SKIPPED) for outcome in done.values() if outcome.startswith(SKIPPED)]
         for reason in skipped[:SKIPPED_TOLD]:
-            log.write("schedule skipped", level="warning", app=owner, reason=reason)
+            log.write("declaration skipped", level="warning", app=owner, reason=reason)
         log.write("schedules synchronised", app=owner, done=words or "nothing declared")
         return [
             f"the app {owner!r} declares it too, and that is skipped: {reason}" for reason in skipped[:SKIPPED_TOLD]

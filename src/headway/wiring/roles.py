@@ -43,6 +43,7 @@ def world_of(store: Store, admission: AdmittedLeases | None = None, dispatch: Di
         nodes=store.nodes,
         watch=watch,
         audit_log=store.audit_log,
+        lanes=store.limits,
         admission=admission,
         dispatch=dispatch,
     )

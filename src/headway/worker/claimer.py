@@ -1,7 +1,7 @@
 """The claimer claims jobs while the child pool has room: one queue after another, in batches as large as the room."""
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final, TypeVar
 
@@ -18,6 +18,7 @@ from headway.worker.child_pool_port import ChildPoolPort
 from headway.worker.held import HeldAttempts
 from headway.worker.hints import HintTaker
 from headway.worker.ipc import FRAME_BYTES_MAX
+from headway.worker.lane_book import LaneBook
 from headway.worker.suspects import Suspects
 
 CLAIM_MAX: Final = 2_000
@@ -64,6 +65,7 @@ class Claimer:
         self._is_alike = True  # Whether all workers of our queues register the same tasks.
         self._seen: set[str] = set(queues) or {QUEUE_USUAL}  # The queues to claim from, as far as they are known.
         self._looked: set[str] = set()  # Queues that were searched with no notification in the meantime.
+        self._lanes = LaneBook(clock)
         self._unpark_at = 0.0
         self._compared_at = -1e9  # When held attempts were last compared with the store.
         self._suspects = Suspects(work, held, clock=clock, lease=held.lease, poll_s=poll_s, queues=self.queues)
@@ -82,6 +84,18 @@ class Claimer:
         if is_ours and (is_resumed or not self._is_hinted(queue)):
             self._see(queue)
             self.wake()
+
+    def hear_lanes(self, queue: str) -> None:
+        """Handle the notification that a tenant or a limit of a queue has jobs that may start."""
+        if not self.queues or queue in self.queues:
+            self._lanes.add(queue)
+            self._see(queue)
+            self.wake()
+
+    def hear_limits(self) -> None:
+        """Handle the notification that limits have changed."""
+        self._queues_seen_at = -1e9
+        self.wake()
 
     def hear_anything(self) -> None:
         """Handle a notification about a commit of any kind."""
@@ -154,6 +168,7 @@ class Claimer:
     async def tick(self) -> float:
         """Claim as many jobs as the child pool has room for."""
         child_pool = self._held.child_pool
+        await self._settle_lanes()
         if not child_pool.tasks or self._held.draining is not None:
             return self._poll_s
         self._looked.clear()
@@ -161,7 +176,31 @@ class Claimer:
             rest_s = await self._claim(child_pool)
         if self.hints is not None:
             self.hints.looked_into(self._looked)
-        return min(rest_s, self._until_look_s())
+        return min(rest_s, self._until_look_s(), self._lanes.rest_s())
+
+    async def _settle_lanes(self) -> None:
+        """Let lanes go on that waited for our ended attempts or for their rate, and charge tenants for their jobs."""
+        freed, self._held.freed = self._held.freed, Counter()
+        freed.update(self._lanes.take_unused())
+        if freed or self._lanes.is_due():
+            try:
+                queues = await self._work.reopen(freed)
+            except StoreUnavailable:
+                self._held.freed.update(freed)
+                raise
+            for queue in sorted(queues):
+                if not self.queues or queue in self.queues:
+                    self._lanes.add(queue)
+                    self._see(queue)
+        if self._lanes.charges_now():
+            self._held.usage.go_on(self._held)
+            charges = self._held.usage.take()
+            try:
+                if charges:
+                    await self._work.charge(charges)
+            except StoreUnavailable:
+                self._held.usage.give_back(charges)
+                raise
 
     async def _claim(self, child_pool: ChildPoolPort) -> float:
         """Claim from known queues first, so that their jobs do not wait for the search for other queues."""
@@ -235,10 +274,12 @@ class Claimer:
         if self.queues or now - self._queues_seen_at < self._poll_s:
             return False
         self._queues_seen_at = now
-        known = set(self._ready)
-        for queue in await self._work.ready_queues():
+        known, lanes = set(self._ready), len(self._lanes)
+        for queue, has_lanes in (await self._work.ready_queues()).items():
             self._see(queue)
-        return not known.issuperset(self._ready)
+            if has_lanes:
+                self._lanes.add(queue)
+        return not known.issuperset(self._ready) or len(self._lanes) > lanes
 
     async def _claim_from(self, child_pool: ChildPoolPort, queue: str, room: dict[str, int]) -> bool:
         """Claim one queue's share of the room; return whether it may have more jobs."""
@@ -268,7 +309,7 @@ class Claimer:
             skip.update(*(child_pool.kinds[kind] for kind in full))
         limit = -(-min(room[kind] for kind in (mix - full or room.keys() - full)) // max(1, len(self._ready)))
         try:
-            jobs = await self._work.claim(queue, node=self._clock.node, lease=self._lease, limit=limit, skip=skip)
+            jobs, others = await self._claim_ready(queue, limit, skip)
         except StoreUnavailable:
             self._held.doubt()
             raise
@@ -284,7 +325,17 @@ class Claimer:
             self._mixes[queue] = frozenset(kinds)
         if jobs:
             await self._take(child_pool, jobs, started)
-        return len(jobs), len(jobs) == limit or bool(mix & full)
+        return len(jobs), len(jobs) == limit or bool(mix & full) or others
+
+    async def _claim_ready(self, queue: str, limit: int, skip: Collection[str]) -> tuple[Sequence[Claimed], bool]:
+        """Claim jobs of a queue, by lanes if it has any; return them, and whether other lanes may have more."""
+        node, lease = self._clock.node, self._lease
+        if queue not in self._lanes:
+            return await self._work.claim(queue, node=node, lease=lease, limit=limit, skip=skip), False
+        past = self._lanes.past(queue)
+        claim = await self._work.claim_lanes(queue, node=node, lease=lease, limit=limit, skip=skip, past=past)
+        self._lanes.note(queue, claim, self._poll_s)
+        return claim.jobs, claim.has_more
 
     async def _take(self, child_pool: ChildPoolPort, jobs: Sequence[Claimed], sent: float) -> None:
         fit: list[Claimed] = []

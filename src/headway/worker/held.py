@@ -6,7 +6,8 @@ killed without waiting for the store to answer, because another worker may alrea
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +15,7 @@ from headway.core.clock import Clock
 from headway.core.events import AttemptsLost, emit
 from headway.core.instants import SECOND, Duration, Instant
 from headway.core.jobs import Claimed, Report
-from headway.core.ports import Latest
+from headway.core.ports import Charge, Latest
 from headway.worker.child_pool_port import ChildPoolPort
 
 QUIET_S: Final = 5.0  # Loops that this process wakes itself rest this long; such a wake-up cannot get lost.
@@ -33,6 +34,60 @@ class HeldAttempt:
     is_ending: bool = False  # The outcome is known, but may not be written yet.
     said: Latest | None = None
     line_at: Instant = 0
+    since: float = 0.0  # When its claim was sent.
+    charged: Duration = 0  # What its tenant was charged so far.
+
+
+class Usage:
+    """Add up what the jobs of each tenant take, to charge it to the tenant's share of the queue."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._charges: dict[tuple[str, str], Charge] = {}
+
+    def ended(self, held: HeldAttempt) -> None:
+        """Add an attempt that is over."""
+        self._add(held, jobs=1)
+
+    def go_on(self, attempts: Iterable[HeldAttempt]) -> None:
+        """Add what running attempts took beyond what was charged: long jobs are paid for while they run."""
+        for held in attempts:
+            if held.claimed.share is not None and self._took(held) > held.charged:
+                self._add(held, jobs=0)
+
+    def take(self) -> list[Charge]:
+        """Return what has come together, and begin anew."""
+        charges, self._charges = [*self._charges.values()], {}
+        return charges
+
+    def give_back(self, charges: Iterable[Charge]) -> None:
+        """Keep charges that could not be written for the next time."""
+        for charge in charges:
+            self._put(charge)
+
+    def _took(self, held: HeldAttempt) -> Duration:
+        return round((self._clock.monotonic() - held.since) * SECOND)
+
+    def _add(self, held: HeldAttempt, *, jobs: int) -> None:
+        if held.claimed.share is None:
+            return
+        took = self._took(held)
+        more, held.charged = took - held.charged, took
+        queue, tenant = held.claimed.queue, held.claimed.share
+        self._put(Charge(queue=queue, tenant=tenant, more=more, took=took if jobs else 0, jobs=jobs))
+
+    def _put(self, charge: Charge) -> None:
+        key = (charge.queue, charge.tenant)
+        known = self._charges.get(key)
+        if known is not None:
+            charge = Charge(
+                queue=charge.queue,
+                tenant=charge.tenant,
+                more=known.more + charge.more,
+                took=known.took + charge.took,
+                jobs=known.jobs + charge.jobs,
+            )
+        self._charges[key] = charge
 
 
 class HeldAttempts:
@@ -42,12 +97,14 @@ class HeldAttempts:
         self.child_pool = child_pool
         self.lease = lease
         self._clock = clock
+        self.usage = Usage(clock)
         self.margin_s = min(2.0, lease / SECOND / 5)  # Trust ends this many seconds before the lease does.
         self._trust_s = lease / SECOND - self.margin_s
         self.draining: str | None = None  # The reason, once the worker drains.
         self.on_removed: Callable[[HeldAttempt], None] = lambda _: None
         self.given_up: set[tuple[str, int]] = set()  # Lost attempts that the store may still list as ours.
         self.doubted_at = -1e9  # When it was last unclear what the store lists as ours.
+        self.freed: Counter[str] = Counter()  # Places at gates that ended attempts have left.
         self._by_id: dict[str, HeldAttempt] = {}
         self._is_claiming = False
         self._idle = asyncio.Event()
@@ -69,7 +126,9 @@ class HeldAttempts:
     def add(self, claimed: Claimed, sent: float) -> None:
         """Add an attempt whose claim was sent at this time."""
         self._idle.clear()
-        self._by_id[claimed.job_id] = HeldAttempt(claimed, self.trusted_until(sent), claimed.log_bytes)
+        self._by_id[claimed.job_id] = HeldAttempt(
+            claimed, self.trusted_until(sent), claimed.log_bytes, since=sent, charged=claimed.reserved
+        )
 
     def find(self, job_id: str, attempt: int) -> HeldAttempt | None:
         """Return a held attempt; None when it is over."""
@@ -89,6 +148,8 @@ class HeldAttempts:
         """Remove an attempt that is over."""
         if self.is_held(held):
             del self._by_id[held.claimed.job_id]
+            self.freed.update(held.claimed.gates)
+            self.usage.ended(held)
             self.on_removed(held)
 
     def lose(self, lost: Sequence[HeldAttempt], reason: str) -> None:

@@ -22,6 +22,8 @@ import msgspec
 from headway.core.errors import HeadwayError
 from headway.core.instants import Duration
 from headway.core.jobs import Claimed, Report
+from headway.core.limits import Limit
+from headway.core.tenants import Tenant
 
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 MESSAGES_MAX: Final = 32  # Per frame: this many of the largest results fit.
@@ -86,6 +88,8 @@ class Hello(_Message, tag=True, frozen=True):
     tasks: list[TaskInfo]
     schedules: dict[str, str]
     error: str | None = None
+    limits: tuple[Limit, ...] = ()
+    tenants: tuple[Tenant, ...] = ()
 
 
 class Done(_Message, tag=True, frozen=True):

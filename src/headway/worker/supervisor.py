@@ -98,7 +98,7 @@ class Supervisor:
         """Write every known outcome. The end of a job that ran alone makes room for others."""
         was_closed = self.claimer.keeps_others_out
         rest_s = await self.settler.tick()
-        if was_closed and not self.claimer.keeps_others_out:
+        if self._held.freed or (was_closed and not self.claimer.keeps_others_out):
             self.claimer.wake()
         return rest_s
 
@@ -143,6 +143,10 @@ class Supervisor:
         what, _, queue = topic.partition(" ")
         if what in ("ready", "resumed"):
             self.claimer.hear_ready(queue, is_resumed=what == "resumed")
+        elif what == "lanes":
+            self.claimer.hear_lanes(queue)
+        elif topic == "limits":
+            self.claimer.hear_limits()
         elif topic == "stop":
             self.lease_extender.wake()
         elif topic == "anything":

@@ -20,6 +20,7 @@ from headway.server.routes import streams as follow
 from headway.store import Store
 from tests.simulation.stage import Stage
 from tests.simulation.virtual_loop import virtual
+from tests.support.claiming import claim
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +114,7 @@ async def room() -> AsyncIterator[Room]:
         made = Fanout(store.feed, clock, words)
         services = SimpleNamespace(fanout=made, feed=store.feed, auth=None, is_closing=False)
         [row] = await store.queue.enqueue([NewJob(id=clock.new_id("job"), task="work", tenant="acme")])
-        await store.work.claim("default", node="node_1", lease=60 * SECOND, limit=1)
+        await claim(store, "default", node="node_1", lease=60 * SECOND, limit=1)
         yield Room(store, made, words, row.id, SimpleNamespace(services=services, clock=clock))
 
 

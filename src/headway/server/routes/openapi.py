@@ -41,7 +41,7 @@ TAGS: Final = {
     "jobs": "Units of work: enqueue, read, cancel, retry.",
     "follow": "Live updates: streams of events.",
     "schedules": "When tasks run, and the decision about each instant.",
-    "operations": "Queues, workers, nodes, statistics, dead letters, the audit; health and metrics.",
+    "operations": "Queues, limits, tenants, workers, nodes, statistics, dead letters, the audit; health and metrics.",
     "webhooks": "Notifications when jobs end.",
     "access": "Tokens, sessions and the audit log.",
     "dashboard": "The page at `/`.",

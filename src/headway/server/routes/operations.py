@@ -1,18 +1,22 @@
-"""The routes of queues, workers, nodes and monitoring.
+"""The routes of queues, limits, tenants, workers, nodes and monitoring.
 
-A caller of one tenant sees queues and statistics of its own jobs only, and neither nodes nor workers. Actions that
-affect jobs of all tenants (pausing a queue, draining a worker) need a token for all tenants.
+A caller of one tenant sees queues, limits and statistics of its own jobs only, and neither nodes nor workers. Actions
+that affect jobs of all tenants (pausing a queue, putting a limit, draining a worker) need a token for all tenants.
 """
 
 from typing import Final
 
+from headway.operations.limits import Limits
 from headway.operations.monitoring import Monitoring
 from headway.operations.queues import Queues
+from headway.operations.tenants import Tenants
 from headway.operations.workers import Nodes, Workers
 from headway.server.operation_routes import routes_of
 
 ROUTES: Final = (
     *routes_of(Queues, "operations"),
+    *routes_of(Limits, "operations"),
+    *routes_of(Tenants, "operations"),
     *routes_of(Workers, "operations"),
     *routes_of(Nodes, "operations"),
     *routes_of(Monitoring, "operations"),

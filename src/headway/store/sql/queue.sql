@@ -5,9 +5,9 @@
 
 -- name: enqueue
 -- Insert jobs; skip those whose (tenant, key) exists already, and do not return them.
-insert into headway_jobs (id, task, args, {kept_columns}, status, run_at, attempt, failures, version, expires_at,
-  created_at, updated_at, ready_at, progress, reason)
-select r.id, r.task, r.args, {kept_columns r.},
+insert into headway_jobs (id, task, args, {kept_columns}, limited_task, status, run_at, attempt, failures, version,
+  expires_at, created_at, updated_at, ready_at, progress, reason)
+select r.id, r.task, r.args, {kept_columns r.}, case when {is_limited_task r.task} then r.task else '' end,
   case
     when r.blocked_by is not null then 'BLOCKED'
     when r.delay > 0 or r.run_at > {now} then 'SCHEDULED'
@@ -104,15 +104,20 @@ from headway_jobs where status in ('SCHEDULED', 'RETRYING');
 
 -- name: claim
 -- transition: PENDING -> RUNNING
--- Take up to :limit ready jobs of one queue, unless it is paused; tasks in :skip are left for others, and suspects for
--- claim_apart. What is picked is ready and locked, so it is found again by its address; nothing has to be asked twice.
+-- Take up to :limit ready jobs of one queue that are in no lane of a tenant or limit, unless the queue is paused or
+-- limited: then claim_lanes takes them. Tasks in :skip are left for others, and suspects for claim_apart. What is picked
+-- is ready and locked, so it is found again by its address; nothing has to be asked twice.
 update headway_jobs
 set status = 'RUNNING', attempt = {next_attempt}, node = :node, lease_until = {now_once} + :lease, started_at = {now_once},
-  progress = 0, detail = null, updated_at = {now_once}, version = {next version}
+  progress = 0, detail = null, held = 0, updated_at = {now_once}, version = {next version}
 where {addressed} from headway_jobs
-  where status = 'PENDING' and queue = :queue and (expires_at is null or expires_at > {now_once})
+  where status = 'PENDING' and queue = :queue and needs = '' and tenant = 'default' and limit_key = ''
+    and limited_task = '' and (expires_at is null or expires_at > {now_once})
     and task not in {list skip} and company is null
-    and not exists (select 1 from headway_queues where name = :queue and paused_at is not null)
+    and not exists (
+      select 1 from headway_queues
+      where (name = :queue and paused_at is not null) or (name in (:queue, '*') and limited = 1)
+    )
   order by priority desc, run_at, id
   limit :limit {skip_locked}
 {end_addressed}
@@ -121,7 +126,7 @@ returning id, task, {bounded args}, attempt, failures, max_attempts, tenant, que
 
 -- name: apart
 -- Find ready suspects of these queues and tasks: jobs that run apart because workers were lost with them.
-select id, task, company, ready_at, {now} as now from headway_jobs
+select id, task, company, ready_at, queue, tenant, limit_key, {now} as now from headway_jobs
 where status = 'PENDING' and company is not null and task in {list tasks}
   and (cast(:any_queue as integer) = 1 or queue in {list queues})
   and (expires_at is null or expires_at > {now})
@@ -129,12 +134,16 @@ where status = 'PENDING' and company is not null and task in {list tasks}
 order by priority desc, run_at, id
 limit :limit;
 
+-- name: suspect
+-- Read what limits look at of one ready suspect.
+select id, task, queue, tenant, limit_key from headway_jobs where id = :id and status = 'PENDING' and company is not null;
+
 -- name: claim_apart
 -- transition: PENDING -> RUNNING
 -- Claim one suspect.
 update headway_jobs
 set status = 'RUNNING', attempt = {next_attempt}, node = :node, lease_until = {now_once} + :lease, started_at = {now_once},
-  progress = 0, detail = null, updated_at = {now_once}, version = {next version}
+  progress = 0, detail = null, held = :held, updated_at = {now_once}, version = {next version}
 where {addressed} from headway_jobs
   where id = :id and status = 'PENDING' and company is not null
   limit 1 {skip_locked}
@@ -154,16 +163,34 @@ select id, attempt, failures, max_attempts, schedule, options, lease_until, {now
 with recursive found (queue) as (
   -- Not min(): with statistics of an empty table, a planner would scan the whole index for it.
   select (
-    select queue from headway_jobs where status = 'PENDING' order by queue, priority desc, run_at, id limit 1
+    select queue from headway_jobs where status = 'PENDING'
+    order by queue, needs, tenant, limit_key, limited_task, priority desc, run_at, id limit 1
   )
   union all
   select (
     select j.queue from headway_jobs j where j.status = 'PENDING' and j.queue > found.queue
-    order by j.queue, j.priority desc, j.run_at, j.id limit 1
+    order by j.queue, j.needs, j.tenant, j.limit_key, j.limited_task, j.priority desc, j.run_at, j.id limit 1
   )
   from found where found.queue is not null
 )
-select queue from found where queue is not null limit :limit;
+select queue,
+  case
+    when exists (select 1 from headway_queues q where q.name in (found.queue, '*') and q.limited = 1)
+      or (select g.seq from headway_rings g where g.queue = found.queue order by g.queue, g.seq limit 1) is not null
+      or (
+        select s.tenant from headway_shares s
+        where s.queue = found.queue and s.needs = '' and s.open = 1 and s.tenant <> 'default'
+        order by s.queue, s.needs, s.open, s.vtime, s.tenant limit 1
+      ) is not null
+      or (
+        select l.tenant from headway_lanes l
+        where l.queue = found.queue and l.needs = '' and l.tenant = 'default' and l.open = 1
+          and (l.limit_key <> '' or l.limited_task <> '')
+        order by l.queue, l.needs, l.tenant, l.turn limit 1
+      ) is not null
+    then 1 else 0
+  end as has_lanes
+from found where queue is not null limit :limit;
 
 -- name: extend
 -- Extend the leases of running attempts; stale ones are not returned.

@@ -1,0 +1,168 @@
+"""Read what limits count: the attempts that hold their places, and the lanes that wait."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from headway.core.instants import SECOND, Duration, Instant
+from headway.core.limit_audit import AttemptSpan, LimitRevision
+from headway.core.limits import BITS, Lane, Limit, Rules, kind_of, value_of
+from headway.store.lanes import read_limit
+from headway.store.transaction import Driver, Row, as_json, call
+
+READ_MAX: Final = 10_000
+WAITING_MAX: Final = 100_000
+SPANS_MAX: Final = 200_000
+REVISIONS_MAX: Final = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """An attempt that holds a place of a limit."""
+
+    job_id: str
+    task: str
+    tenant: str
+    since: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What a ready job waits for: a limit without a free place, or a rate that is used up."""
+
+    gate: str
+    limit: Limit
+    running: int
+    holder: Holder | None  # The one that has run longest, of those that the caller may see.
+    look_at: Instant | None
+
+
+@dataclass(frozen=True, slots=True)
+class UsedShare:
+    """What a tenant has used of a queue, and how many other tenants with jobs have used less."""
+
+    used: Duration
+    weight: int
+    others: int
+
+
+class StoreLimitReads:
+    """What limits count, for operators and tenants."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    async def rules(self) -> Rules:
+        """Return all limits, to find those of a name."""
+        return Rules(map(read_limit, await self._driver.fetch(call("limits"))))
+
+    async def running(self, names: list[str]) -> dict[str, int]:
+        """Count the attempts under limits without a `*`."""
+        if not names:
+            return {}
+        gates = as_json([{"gate": name, "kind": kind_of(name), "value": value_of(name)} for name in names])
+        return {row["gate"]: row["running"] for row in await self._driver.fetch(call("count_running", gates=gates))}
+
+    async def running_of(self, tenant: str, rules: Rules) -> dict[str, int]:
+        """Count the attempts of one tenant by the limits that hold for them."""
+        counts: dict[str, int] = {}
+        for row in await self._driver.fetch(call("running_of_tenant", tenant=tenant, limit=READ_MAX)):
+            for kind, name in _gates_of(row, tenant).items():
+                limit = rules.find(name) if name and row["held"] & BITS[kind] else None
+                if limit is not None:
+                    counts[limit.name] = counts.get(limit.name, 0) + row["running"]
+        return counts
+
+    async def holders(self, limit: Limit, rules: Rules, *, tenant: str | None, most: int) -> list[Holder]:
+        """Return attempts that hold places of a limit, those that have run longest first."""
+        rows = await self._driver.fetch(
+            call(
+                "limit_holders",
+                kind=limit.kind,
+                bit=BITS[limit.kind],
+                stem=limit.stem,
+                tenant=tenant,
+                limit=READ_MAX,
+            )
+        )
+        found = (row for row in rows if _is_under(limit, rules, _gates_of(row, row["tenant"])[limit.kind]))
+        holders = [Holder(row["id"], row["task"], row["tenant"], row["started_at"]) for row in found]
+        return holders[:most]
+
+    async def hold(self, job_id: str, *, tenant: str | None) -> Hold | None:
+        """Return the limit that a ready job waits for, with a holder that the tenant may see; None if there is none."""
+        rows = await self._driver.fetch(call("job_hold", id=job_id))
+        if not rows:
+            return None
+        gate, rules = rows[0]["gate"], await self.rules()
+        limit = rules.find(gate)
+        if limit is None:
+            return None
+        one = Limit(name=gate, concurrency=limit.concurrency, rate=limit.rate, per=limit.per, burst=limit.burst)
+        asked = {"kind": one.kind, "bit": BITS[one.kind], "stem": value_of(gate), "tenant": tenant}
+        found = await self._driver.fetch(call("limit_holders", **asked, limit=READ_MAX))
+        holders = [row for row in found if _gates_of(row, row["tenant"])[one.kind] == gate]
+        first = holders[0] if holders else None
+        holder = None if first is None else Holder(first["id"], first["task"], first["tenant"], first["started_at"])
+        running = (await self.running([gate]))[gate]
+        return Hold(gate, one, running, holder, rows[0]["look_at"])
+
+    async def share(self, job_id: str) -> UsedShare | None:
+        """Return what the tenant of a ready job has used of its queue; None if it never shared it."""
+        rows = await self._driver.fetch(call("job_share", id=job_id, limit=READ_MAX))
+        return UsedShare(rows[0]["used"], rows[0]["weight"], rows[0]["others"]) if rows else None
+
+    async def waiting(self, queue: str) -> dict[Lane, int]:
+        """Count the ready jobs of a queue by lane, at most 100,000."""
+        rows = await self._driver.fetch(call("waiting_lanes", queue=queue, limit=WAITING_MAX))
+        return {Lane(row["tenant"], row["limit_key"], row["limited_task"]): row["jobs"] for row in rows}
+
+    async def usual_seconds(self, queue: str) -> float | None:
+        """Return how long the newest jobs of a queue took on average; None if none has ended lately."""
+        mean = (await self._driver.fetch(call("usual_duration", queue=queue, limit=READ_MAX)))[0]["mean"]
+        return None if mean is None else float(mean) / SECOND
+
+    async def spans(self, since: Instant) -> tuple[list[AttemptSpan], bool]:
+        """Return the attempts that ran after a time, by their start, and whether these are all."""
+        rows = await self._driver.fetch(call("attempt_spans", since=since, limit=SPANS_MAX))
+        return [AttemptSpan(*row) for row in rows], len(rows) < SPANS_MAX
+
+    async def revisions(self) -> list[LimitRevision]:
+        """Return how limits were defined over time, oldest first."""
+        rows = await self._driver.fetch(call("limit_revisions", limit=REVISIONS_MAX))
+        return [
+            LimitRevision(
+                row["name"],
+                row["at"],
+                None
+                if row["removed"]
+                else Limit(
+                    name=row["name"],
+                    concurrency=row["concurrency"],
+                    rate=row["rate"],
+                    per=row["per"],
+                    burst=row["burst"],
+                ),
+            )
+            for row in rows
+        ]
+
+    async def held(self, limit: Limit, rules: Rules, *, tenant: str | None) -> int:
+        """Count the lanes that wait for a place of a limit."""
+        stem = limit.name.removesuffix("*")
+        rows = await self._driver.fetch(call("held_counts", stem=stem, tenant=tenant, limit=READ_MAX))
+        return sum(row["lanes"] for row in rows if _is_under(limit, rules, row["gate"]))
+
+
+def _is_under(limit: Limit, rules: Rules, name: str) -> bool:
+    found = rules.find(name)
+    return found is not None and found.name == limit.name
+
+
+def _gates_of(row: Row, tenant: str) -> dict[str, Any]:
+    """Return the names under which limits count a job, by kind."""
+    return {
+        "queue": f"queue:{row['queue']}",
+        "task": f"task:{row['task']}",
+        "tenant": f"tenant:{tenant}",
+        "key": row["limit_key"],
+    }
