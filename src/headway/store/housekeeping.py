@@ -69,6 +69,7 @@ def _prune(retention: Duration, limit: int) -> Transaction[int]:
         yield call("prune_job_events", ids=ids)
         yield call("prune_log", ids=ids)
         yield call("prune_steps", ids=ids)
+        yield call("prune_windows_of", ids=ids)
     occurrences = yield call("prune_occurrences", retention=retention, limit=limit)
     if occurrences:
         newest = max(row["decided_at"] for row in occurrences)
@@ -77,7 +78,8 @@ def _prune(retention: Duration, limit: int) -> Transaction[int]:
     leases = yield call("prune_leases", age=_LEASES_KEPT, limit=limit)
     nodes = yield call("prune_nodes", age=_NODES_KEPT)
     yield from keep_tallies(nodes)
-    return sum(map(len, (jobs, occurrences, events, leases, nodes)))
+    windows = yield call("prune_windows", limit=limit)
+    return sum(map(len, (jobs, occurrences, events, leases, nodes, windows)))
 
 
 def _end_overdue(limit: int) -> Transaction[int]:

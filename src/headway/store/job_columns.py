@@ -1,7 +1,7 @@
 """The columns of the table `jobs`, derived from the structs in `headway.core.jobs`.
 
 A field of `JobFields` or `Job` is a column of the same name. Two fields, back-off and timeout, share the column
-`options`. Two columns, `log_bytes` and `apart_for`, are not fields.
+`options`. Two columns, `log_bytes` and `apart_for`, are not fields. The window of a new job is not a column.
 """
 
 from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
@@ -10,7 +10,7 @@ from headway.core.jobs import Erased, Job, JobFields, Large, NewJob
 from headway.core.lifecycle import Status
 
 _IN_OPTIONS: Final = ("backoff", "timeout")
-_NOT_STORED: Final = ("omitted",)
+_NOT_STORED: Final = ("omitted", "window")
 _NOT_FIELDS: Final = ("log_bytes", "apart_for")
 _HINTS: Final = get_type_hints(Job, include_extras=True)
 _KINDS: Final[dict[str, Any]] = {**get_type_hints(NewJob), **get_type_hints(Job)}

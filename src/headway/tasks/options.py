@@ -12,6 +12,7 @@ from headway.core.errors import HeadwayError, InvalidTask
 from headway.core.instants import (
     Duration,
     Instant,
+    format_duration,
     parse_duration,
     parse_start,
     quote,
@@ -19,6 +20,7 @@ from headway.core.instants import (
 from headway.core.jobs import METADATA_BYTES_MAX, EnqueueOptions, NewJob
 from headway.core.json_values import encode_args
 from headway.core.lifecycle import Backoff
+from headway.core.templates import Template
 from headway.core.tenants import check_tenant
 from headway.core.urls import check_url
 from headway.core.validation import (
@@ -30,6 +32,7 @@ from headway.core.validation import (
     check_name,
     check_tags,
 )
+from headway.core.windows import WINDOW_MAX, Window, window_of
 
 
 class TaskEnqueueOptions(EnqueueOptions, total=False):
@@ -45,7 +48,16 @@ class Options(jobs.JobOptions, frozen=True, kw_only=True):
     at: Instant | None = None
     expires: Duration | None = None
     callback_url: str | None = None
+    debounce: Duration | None = None
+    max_wait: Duration | None = None
+    throttle: Duration | None = None
+    unique: Duration | None = None
     tx: Any = None
+
+    @property
+    def has_window(self) -> bool:
+        """Whether a job with these options goes through a window."""
+        return bool(self.debounce or self.max_wait or self.throttle or self.unique)
 
     def changed(self, given: Mapping[str, Any]) -> "Options":
         """Return these options with those of a caller, checked."""
@@ -60,8 +72,27 @@ class Options(jobs.JobOptions, frozen=True, kw_only=True):
 
     def new_job(self, job_id: str, task: str, args: Mapping[str, Any]) -> NewJob:
         """Make a checked job, ready to be enqueued."""
+        window = self._window() if self.has_window else None
         job: NewJob = _new_job(self, job_id, task, encode_args(args))
-        return job
+        return job if window is None else _through(window, job)
+
+    def for_args(self, args: Mapping[str, Any]) -> "Options":
+        """Return these options for a job with these arguments. The key of a window is a template over them."""
+        if self.key is None or not self.has_window:
+            return self
+        template = Template.read(self.key)
+        template.require(args, "key", "job")
+        return self.changed({"key": template.fill_from(args)})
+
+    def _window(self) -> Window | None:
+        return window_of(
+            key=self.key,
+            debounce=self.debounce,
+            max_wait=self.max_wait,
+            throttle=self.throttle,
+            unique=self.unique,
+            has_start=bool(self.delay) or self.at is not None,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return what differs from the defaults, for processes that do not have the task."""
@@ -114,8 +145,18 @@ _OPTION_READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "expires": lambda value: positive(value, "expires"),
     "metadata": lambda value: _metadata(value),
     "callback_url": lambda value: check_url(value, "callback_url"),
+    "debounce": lambda value: _span(value, "debounce"),
+    "max_wait": lambda value: _span(value, "max_wait"),
+    "throttle": lambda value: _span(value, "throttle"),
+    "unique": lambda value: _span(value, "unique"),
     "tx": lambda value: value,
 }
+
+
+def _through(window: Window, job: NewJob) -> NewJob:
+    """Return a job that goes through a window: its key names the window, and a debounce delays it."""
+    delay = window.span if window.kind == "debounce" else job.delay
+    return msgspec.structs.replace(job, key=None, delay=delay, window=window)
 
 
 def positive(value: Any, what: str) -> Duration:
@@ -124,6 +165,14 @@ def positive(value: Any, what: str) -> Duration:
     if duration <= 0:
         raise InvalidTask(f"{what} must be longer than nothing, not {quote(value)}")
     return duration
+
+
+def _span(value: Any, what: str) -> Duration:
+    """Read a duration of a window."""
+    span = positive(value, what)
+    if span > WINDOW_MAX:
+        raise InvalidTask(f"{what} must be at most {format_duration(WINDOW_MAX)}, not {quote(value)}")
+    return span
 
 
 def _listed(value: Any) -> Any:
