@@ -101,7 +101,8 @@ EMPTY = """
 set session_replication_role = replica;
 truncate headway_schedules, headway_revisions, headway_occurrences, headway_jobs, headway_attempts, headway_events,
   headway_leases, headway_nodes, headway_log, headway_steps, headway_queues, headway_followed, headway_feed,
-  headway_endpoints, headway_deliveries, headway_tokens, headway_actions, headway_sessions, headway_windows restart identity;
+  headway_endpoints, headway_deliveries, headway_tokens, headway_actions, headway_sessions, headway_windows
+  restart identity;
 delete from headway_counters where name like 'origin|%';
 update headway_counters set value = 0;
 update headway_clock.shift set by = 0;
