@@ -32,7 +32,7 @@ from headway.core.validation import (
     check_name,
     check_tags,
 )
-from headway.core.windows import WINDOW_MAX, Window, window_of
+from headway.core.windows import WINDOW_MAX, WINDOW_OPTIONS, Window, window_of
 
 
 class TaskEnqueueOptions(EnqueueOptions, total=False):
@@ -52,12 +52,8 @@ class Options(jobs.JobOptions, frozen=True, kw_only=True):
     max_wait: Duration | None = None
     throttle: Duration | None = None
     unique: Duration | None = None
+    has_window: bool = False  # Whether one of the last four is set; kept because every job asks.
     tx: Any = None
-
-    @property
-    def has_window(self) -> bool:
-        """Whether a job with these options goes through a window."""
-        return bool(self.debounce or self.max_wait or self.throttle or self.unique)
 
     def changed(self, given: Mapping[str, Any]) -> "Options":
         """Return these options with those of a caller, checked."""
@@ -65,6 +61,8 @@ class Options(jobs.JobOptions, frozen=True, kw_only=True):
         if unknown:
             raise InvalidTask(f"unknown option {min(unknown)[:40]!r}; known are {', '.join(_OPTION_READERS)}")
         read = {name: _OPTION_READERS[name](value) for name, value in given.items() if value is not None}
+        if not _WINDOWS.isdisjoint(read):
+            read["has_window"] = True
         merged = msgspec.structs.replace(self, **read)
         if merged.delay and merged.at is not None:
             raise InvalidTask("delay and at exclude each other: say when in one way")
@@ -125,6 +123,7 @@ _new_job: Final = constructor(
         "callback": "options.callback_url",
     },
 )
+_WINDOWS: Final = frozenset(WINDOW_OPTIONS)
 _WRITTEN: Final[dict[str, Callable[[Any], Any]]] = {
     "queue": lambda value: check_name(value, "queue"),
     "priority": int,
