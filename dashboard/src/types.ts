@@ -242,11 +242,12 @@ export interface DroppedLetters {
   errors?: LetterCount[];
 }
 
-/** The enqueued jobs, and existing jobs whose keys were used before. */
+/** The enqueued jobs, existing jobs whose keys were used before, and jobs that others were merged into. */
 export interface EnqueuedJobs {
   items: Job[];
   created: number;
   existing: number;
+  merged: number;
 }
 
 /** The body of every response from 400 on. */
@@ -364,6 +365,8 @@ export interface Job {
   live?: number;
   /** fields too large for this list; the object itself has them */
   omitted?: string[];
+  /** the id of this job, if the request was merged into it */
+  merged_into?: string;
   /** its state and the reason, in words */
   why: string;
   eta_seconds: number | null;
@@ -640,6 +643,10 @@ export interface NewJob {
   tags?: string[] | null;
   metadata?: { [name: string]: Json } | null;
   limit?: string | null;
+  debounce?: string | number | null;
+  max_wait?: string | number | null;
+  throttle?: string | number | null;
+  unique?: string | number | null;
 }
 
 /** Many jobs to enqueue, all or none. */
@@ -1184,6 +1191,8 @@ export interface TriggeredJob {
   live?: number;
   /** fields too large for this list; the object itself has them */
   omitted?: string[];
+  /** the id of this job, if the request was merged into it */
+  merged_into?: string;
   /** its state and the reason, in words */
   why: string;
   eta_seconds: number | null;
@@ -1250,4 +1259,4 @@ export interface Worker {
 }
 
 /** The fields of NewJob. */
-export const NEW_JOB_FIELDS = ["type", "args", "delay", "run_at", "queue", "priority", "key", "tenant", "callback_url", "max_attempts", "timeout", "expires", "tags", "metadata", "limit"] as const;
+export const NEW_JOB_FIELDS = ["type", "args", "delay", "run_at", "queue", "priority", "key", "tenant", "callback_url", "max_attempts", "timeout", "expires", "tags", "metadata", "limit", "debounce", "max_wait", "throttle", "unique"] as const;

@@ -279,7 +279,9 @@ class Headway(Connections, TaskRegistry):
     sync_sync = blocking_twin(sync)
 
     def _handles(self, jobs: Sequence[NewJob], rows: Sequence[EnqueuedRow]) -> list[JobHandle]:
-        return [JobHandle(self, row.job_of(job)) for job, row in zip(jobs, rows, strict=True)]
+        return [
+            JobHandle(self, row.job_of(job), merged_into=row.merged_into) for job, row in zip(jobs, rows, strict=True)
+        ]
 
 
 def _job_id(value: object) -> str:

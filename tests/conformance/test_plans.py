@@ -227,6 +227,20 @@ HOT: dict[str, dict[str, Any]] = {
     "release": {"leases": '[{"lease_name": "scheduler/0", "lease_token": 5}]', "holder": "n"},
     "fence": {"names": '["scheduler/0"]', "holder": "n"},
     **plans_of_limits.HOT,
+    "open_windows": {
+        "windows": '[{"tenant": "default", "key": "key-7", "kind": "unique", "task": "t", "job_id": "j", "span": 1}]'
+    },
+    "lock_scheduled": {"ids": IDS},
+    "window_jobs": {"ids": IDS, "largest": 4_096},
+    "debounce": {"jobs": f'[{{"job_id": "{JOB}", "to_args": "{{}}", "to_run_at": 5}}]'},
+    "set_windows": {
+        "windows": '[{"of_tenant": "default", "of_key": "key-7", "to_kind": "unique", "to_task": "t", "to_job": "j",'
+        ' "to_merged": 1, "to_until": 5, "span": 0}]'
+    },
+    "windows": {"keys": '[{"tenant": "default", "key": "key-7"}]'},
+    "prune_windows": {"limit": 500},
+    "prune_windows_of": {"ids": IDS},
+    "erase_windows": {"ids": IDS},
 }
 # The index has the requested order.
 ORDERED = {
@@ -242,12 +256,13 @@ ORDERED = {
     "log_newest",
     "dead_letters_page",
     *plans_of_limits.ORDERED,
+    "prune_windows",
 }
 KEY = "headway_jobs_pkey|sqlite_autoindex_headway_jobs_1"
 # Each of these has its own index, and reads the large table in no other way.
 BY: dict[str, str] = {
     **dict.fromkeys(("claim", "claim (skipping)", "ready_queues", "ahead"), "headway_jobs_lane"),
-    **dict.fromkeys(("extend", "settle", "settle_completed", "report", "hold_attempt", "unpark_jobs"), KEY),
+    **dict.fromkeys(("extend", "settle", "settle_completed", "report", "hold_attempt", "unpark_jobs", "debounce"), KEY),
     "claim_apart": f"{KEY}|headway_jobs_apart",
     "apart": "headway_jobs_apart",
     "held_by_node": "headway_jobs_leased",
@@ -329,7 +344,9 @@ COLD = {
     *plans_of_limits.COLD,
 }
 
-BIG = "headway_(?:jobs|schedules|occurrences|attempts|events|revisions|leases|log|steps|lanes|shares|gates|rings)"
+BIG = (
+    "headway_(?:jobs|schedules|occurrences|attempts|events|revisions|leases|log|steps|lanes|shares|gates|rings|windows)"
+)
 # Partial indexes that hold only waiting or running jobs: scanning one reads only pending work.
 SMALL = "headway_jobs_(?:lane|waiting|blocked|leased|apart)|headway_schedules_delay"
 
@@ -424,6 +441,10 @@ select 's-' || n, 'app', 'default', n * 2654435761 & 4294967295, 1, 1, '{{}}' ||
   case when n % 100 = 0 then 60000000 end, case when n % 100 <> 0 then {now} + (n - 500) * bigint '1000000' end,
   {now}, '[]', {now}, {now}
 from generate_series(1, 20000) as n;
+insert into headway_windows
+select 'default', 'key-' || n, 'debounce', 't', 'job_' || lpad(n::text, 26, '0'), {now},
+  {now} + (n - 500) * bigint '1000000', 0
+from generate_series(1, 60000) as n;
 insert into headway_revisions select 's-' || n, 1, {now}, '{{}}', '' from generate_series(1, 20000) as n;
 insert into headway_occurrences (schedule, instant, count, outcome, reason, decided_at, revision, token, node)
 select 's-' || n % 20000, n, 1, 'fired', '', {now}, 1, 1, 'n' from generate_series(1, 60000) as n;

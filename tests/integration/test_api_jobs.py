@@ -36,6 +36,48 @@ def test_key_makes_enqueue_idempotent(http: httpx.Client) -> None:
     assert http.get(f"/api/jobs/{job['id']}", headers={"If-None-Match": read.headers["etag"]}).status_code == 304
 
 
+def test_windows_merge_requests(http: httpx.Client) -> None:
+    body = {"type": "report", "key": "w1", "debounce": "30s", "max_wait": 300}
+    first = http.post("/api/jobs", json={**body, "args": {"n": 1}})
+    job = first.json()
+    assert (first.status_code, job["status"], job["key"], "merged_into" in job) == (201, "SCHEDULED", None, False)
+    again = http.post("/api/jobs", json={**body, "args": {"n": 2, "password": "hunter2"}})
+    assert (again.status_code, again.json()["merged_into"]) == (200, job["id"])
+    assert again.json()["args"] == {"n": 2, "password": "***"}
+    assert "merged_into" not in http.get(f"/api/jobs/{job['id']}").json()
+    bulk = http.post("/api/jobs/bulk", json={"jobs": [{**body, "args": {"n": 3}}, {"type": "report"}]})
+    assert (bulk.status_code, bulk.json()["created"], bulk.json()["merged"]) == (201, 1, 1)
+    assert [item.get("merged_into") for item in bulk.json()["items"]] == [job["id"], None]
+    assert "hunter2" not in http.get(f"/api/jobs/{job['id']}/history").text
+    other = http.post("/api/jobs", json={**body, "type": "other"})
+    assert (other.status_code, other.json()["error"]["code"]) == (409, "duplicate_key")
+
+
+WINDOW_MISTAKES: dict[str, dict[str, object]] = {
+    "needs a key": {"debounce": "30s"},
+    "exclude each other": {"key": "x", "debounce": "30s", "unique": "1h"},
+    "add debounce": {"key": "x", "throttle": "30s", "max_wait": "1h"},
+    "at least as long": {"key": "x", "debounce": "30s", "max_wait": "10s"},
+    "leave out delay": {"key": "x", "debounce": "30s", "delay": "10s"},
+    "at most 30d": {"key": "x", "unique": "31d"},
+    "longer than nothing": {"key": "x", "throttle": 0},
+    "must look like": {"key": "x", "throttle": "soon"},
+}
+
+
+@pytest.mark.parametrize("message", WINDOW_MISTAKES)
+def test_window_mistakes_name_the_cure(http: httpx.Client, message: str) -> None:
+    answer = http.post("/api/jobs", json={"type": "mistake", **WINDOW_MISTAKES[message]})
+    assert (answer.status_code, message in answer.json()["error"]["message"]) == (422, True), answer.text
+    assert http.get("/api/jobs", params={"type": "mistake"}).json()["items"] == []
+
+
+def test_window_refuses_the_idempotency_header(http: httpx.Client) -> None:
+    body = {"type": "mistake", "key": "x", "unique": "1h"}
+    answer = http.post("/api/jobs", json=body, headers={"Idempotency-Key": "x"})
+    assert (answer.status_code, "names the window" in answer.text) == (422, True)
+
+
 def test_responses_without_a_body_are_flushed(http: httpx.Client) -> None:
     """On one connection: an unsent response would come before the next one, or never."""
     job = http.post("/api/jobs", json={"type": "report", "args": {}}).json()

@@ -229,6 +229,9 @@ MISTAKES = [
     ("workers drain nobody", 3),
     ("enqueue t --delay soon", 2),
     ("enqueue t --priority 100000", 2),
+    ("enqueue t --debounce 30s", 2),
+    ("enqueue t --key w --debounce 30s --delay 1m", 2),
+    ("enqueue t --key w --max-wait 30s", 2),
     ("enqueue other --key k-1 -a n=2 --queue media", 2),
     ("tokens revoke tok_nobody", 3),
 ]
@@ -250,6 +253,15 @@ def test_enqueued_jobs_are_the_same(both: Both) -> None:
     assert without_identity(remote.json) == without_identity(stored.json)
     assert remote.json["key"].startswith("auto_")
     assert remote.json["id"] != stored.json["id"]
+
+
+def test_merged_jobs_are_the_same(both: Both) -> None:
+    for key, run in (("stored", both.on_store), ("remote", both.through_api)):
+        words = ["enqueue", "report", "--key", key, "--throttle", "1h"]
+        first = run(*words, "-a", "n=1", "--json").json
+        again = run(*words, "-a", "n=2", "--json").json
+        assert ("merged_into" in first, again["merged_into"], again["args"]) == (False, first["id"], {"n": 1})
+        assert run(*words, "-a", "n=3").out.startswith(f"merged into {first['id']} PENDING: ")
 
 
 def test_actions_on_one_job_are_the_same(both: Both) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,20 @@ def test_jobs(client: Twin, factory: JobFactory) -> None:
         client("latest", "never-seen")
     with pytest.raises(JobNotFound, match="no COMPLETED job"):
         client("latest", "report", key=queue, status="COMPLETED")
+
+
+def test_windows_merge_calls(client: Twin) -> None:
+    queue = queue_of(client, "windows")
+    window: dict[str, Any] = {"debounce": timedelta(minutes=1), "max_wait": "5m"}
+    first = client("enqueue", "report", {"n": 1}, queue=queue, key=queue, **window)
+    again = client("enqueue", "report", {"n": 2}, queue=queue, key=queue, **window)
+    assert ("merged_into" in first, again["merged_into"], again["args"]) == (False, first["id"], {"n": 2})
+    [many] = client("enqueue_many", [{"task": "report", "args": {"n": 3}, "key": queue, **window}])
+    assert many["merged_into"] == first["id"]
+    with pytest.raises(InvalidTask, match="needs a key"):
+        client("enqueue", "report", debounce="30s")
+    with pytest.raises(DuplicateKey):
+        client("enqueue", "other", key=queue, **window)
 
 
 def test_bulk_enqueue_and_pages(client: Twin) -> None:

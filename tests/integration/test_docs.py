@@ -46,7 +46,7 @@ import pytest
 from headway import After, Cron, Every, Headway
 from headway.cli import root
 from headway.core import cron_expression as expression
-from headway.core import errors, lifecycle, triggers
+from headway.core import errors, lifecycle, triggers, windows
 from headway.core.instants import (
     DURATION_MAX,
     HOUR,
@@ -367,7 +367,10 @@ def test_limits_match_the_code() -> None:
         "arguments of a job, as JSON": number(ARGS_BYTES_MAX),
         "jobs in one `enqueue_many`": number(queue.ENQUEUE_MAX),
         "names of tasks, schedules, queues, tenants, tags": number(NAME_LENGTH_MAX),
-        "idempotency key": number(KEY_LENGTH_MAX),
+        "idempotency key, key of a window": number(KEY_LENGTH_MAX),
+        "`debounce`, `max_wait`, `throttle`, `unique`": format_duration(windows.WINDOW_MAX),
+        "arguments of a merged call in the event `merged`": number(windows.MERGED_BYTES_MAX),
+        "events `merged` of a job": number(windows.MERGES_RECORDED_MAX),
         "tags of a job": number(TAGS_MAX),
         "priority": f"to {number(PRIORITY_MAX)}",
         "`max_attempts`": f"1 to {number(ATTEMPTS_MAX)}",

@@ -84,6 +84,101 @@ def test_repeated_key_in_the_callers_transaction(app: Headway) -> None:
     assert app.job_sync(first.id).job == first.job
 
 
+# --- windows
+
+
+async def test_key_of_a_window_is_a_template(app: Headway) -> None:
+    report = app.tasks["report"]
+    debounced = report.options(key="r-{tenant_id}", debounce="30s", max_wait="5m")
+    first = await debounced.enqueue(1, level=1)
+    again = await debounced.enqueue(tenant_id=1, level=2)
+    assert (first.merged_into, again.merged_into, again.args) == (None, first.id, {"tenant_id": 1, "level": 2})
+    assert again.job == await stored(app, first)
+    assert (await debounced.enqueue(2)).merged_into is None
+    by_name = await app.enqueue("report", {"tenant_id": 1}, key="r-{tenant_id}", debounce="30s")
+    assert by_name.merged_into == first.id
+    rows = [{"tenant_id": 1}, {"tenant_id": 3, "level": 1}, {"tenant_id": 3, "level": 2}]
+    for many in (await debounced.enqueue_many(rows), await report.enqueue_many(rows, key="r-{tenant_id}", debounce=30)):
+        assert many[0].merged_into == first.id
+        assert many[1].id == many[2].merged_into
+        assert many[1].args == many[2].args == rows[2]
+    braces = await app.enqueue_many("report", [{"tenant_id": "{level}"}] * 2, key="r-{tenant_id}", unique="1h")
+    assert [one.merged_into for one in braces] == [None, braces[0].id]  # Filled once, not twice.
+
+
+async def test_mistakes_with_windows_name_the_cure(app: Headway) -> None:
+    report = app.tasks["report"]
+    mistakes: dict[str, dict[str, Any]] = {
+        "key needs the argument 'level', which the job does not have": {"key": "r-{level}", "unique": "1h"},
+        "brace that holds no name": {"key": "r-{", "unique": "1h"},
+        "throttle needs a key": {"throttle": "1m"},
+        "debounce and throttle exclude each other": {"key": "k", "throttle": "1m", "debounce": "1m"},
+        "leave out delay": {"key": "k", "debounce": "1m", "at": "2100-01-01T00:00:00Z"},
+        "add debounce, or leave out max_wait": {"key": "k", "max_wait": "1m"},
+    }
+    for message, options in mistakes.items():
+        with pytest.raises(InvalidTask, match=message):
+            await report.options(**options).enqueue(tenant_id=1)
+    with pytest.raises(InvalidTask, match=r"rows\[1\]: key needs the argument 'level'"):
+        await report.options(key="r-{level}", debounce="1m").enqueue_many(
+            [{"tenant_id": 1, "level": 1}, {"tenant_id": 2}]
+        )
+    assert await app.jobs() == []
+    plain = await report.options(key="r-{tenant_id}").enqueue(tenant_id=1)
+    assert plain.job.key == "r-{tenant_id}"  # Without a window, the key is what it says.
+
+
+def test_windows_in_the_callers_transaction(app: Headway) -> None:
+    before = app.enqueue_sync("report", {"tenant_id": 0}, key="w", debounce="1h")
+    path = app.settings.store
+    connection: Any = (
+        sqlite3.connect(path.removeprefix("sqlite:///")) if path.startswith("sqlite") else psycopg.connect(path)
+    )
+    options: dict[str, Any] = {"tx": connection, "debounce": "1h"}
+    try:
+        for commits in (False, True):
+            merged = app.enqueue_sync("report", {"tenant_id": 1}, key="w", **options)
+            own = app.enqueue_sync("report", {"tenant_id": 2}, key="own", **options)
+            again = app.enqueue_sync("report", {"tenant_id": 3}, key="own", **options)
+            assert (merged.merged_into, own.merged_into, again.merged_into) == (before.id, None, own.id)
+            if commits:
+                connection.commit()
+            else:
+                connection.rollback()
+                assert app.job_sync(before.id).args == {"tenant_id": 0}
+                assert [job.id for job in app.jobs_sync()] == [before.id]
+    finally:
+        connection.close()
+    assert app.job_sync(before.id).job == merged.job
+    assert app.job_sync(own.id).job == again.job
+
+
+def test_running_task_debounces() -> None:
+    app = Headway("sqlite://", name="billing")
+    seen: list[Any] = []
+
+    @app.task
+    async def report(tenant_id: int, n: int) -> None:
+        seen.append((tenant_id, n))
+
+    @app.task
+    async def burst(ctx: Context) -> None:
+        ids = [
+            await ctx.enqueue(report, {"tenant_id": 1, "n": n}, key="r-{tenant_id}", debounce="30s") for n in range(5)
+        ]
+        rows = [{"tenant_id": 1, "n": 7}, {"tenant_id": 2, "n": 8}]
+        ids += await ctx.enqueue_many(report, rows, key="r-{tenant_id}", debounce="30s")
+        seen.append(len(set(ids)))
+
+    with virtual(app) as world:
+        app.tasks["burst"].enqueue_sync()
+        world.advance(seconds=20)
+        assert seen == [2]
+        world.advance(seconds=20)
+        world.drain()
+    assert sorted(seen[1:]) == [(1, 7), (2, 8)]
+
+
 # --- the audit log
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import UNSET
 
 from headway.client import AsyncClient
 from headway.client.remote_operations import RemoteOperations
@@ -450,7 +451,33 @@ REFUSALS: dict[str, Call] = {
     "cursor of another list": lambda on: on.schedules.runs("owned", cursor="x"),
     "audit of a missing schedule": lambda on: on.ledger.audit(schedule="nobody"),
     "reversed audit": lambda on: on.ledger.audit(since="2027-01-02T00:00:00Z", until="2027-01-01T00:00:00Z"),
+    "window without a key": lambda on: on.jobs.enqueue(NewJob(type="report", debounce="30s")),
+    "two windows": lambda on: on.jobs.enqueue(NewJob(type="report", key="w", unique="30s", throttle="1m")),
+    "window with an idempotency key": lambda on: on.jobs.enqueue(
+        NewJob(type="report", key="w", unique="1h"), idempotency_key="w"
+    ),
+    "window of another kind": lambda on: on.jobs.enqueue_many(
+        NewJobs([NewJob(type="report", key="w", unique="1h"), NewJob(type="report", key="w", throttle="1h")])
+    ),
 }
+
+
+async def test_merged_jobs_are_the_same_locally_and_remotely(places: Places) -> None:
+    async with sides(places) as (local, remote):
+        seen = []
+        for side in (local, remote):
+            on = side.ways[ROOT].jobs
+            calls = [NewJob("report", {"n": n, "password": "secret"}, key="merged", debounce="1h") for n in range(4)]
+            first, second = [await on.enqueue(call) for call in calls[:2]]
+            assert (first.merged_into, second.merged_into, second.args["n"]) == (UNSET, first.id, 1)
+            many = await on.enqueue_many(NewJobs(calls[2:]))
+            assert (many.created, many.existing, many.merged) == (0, 0, 2)
+            assert [item.merged_into for item in many.items] == [first.id, first.id]
+            history = (await on.history(first.id)).items
+            assert [entry.event for entry in history] == ["enqueued", "merged", "merged", "merged"]
+            assert history[1].data == {"number": 1, "args": {"n": 1, "password": "***"}}
+            seen.append([normal(msgspec.to_builtins(found)) for found in (first, second, many)])
+        assert seen[0] == seen[1]
 
 
 @pytest.mark.parametrize("name", REFUSALS)

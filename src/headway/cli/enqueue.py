@@ -2,7 +2,7 @@
 
 from contextlib import aclosing, asynccontextmanager
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,6 +34,21 @@ async def enqueue(
     at: Annotated[str | None, typer.Option("--at", metavar="T", help="Start at this time at the earliest.")] = None,
     key: Annotated[
         str | None, typer.Option("--key", metavar="TEXT", help="Idempotency key: the same key returns the same job.")
+    ] = None,
+    debounce: Annotated[
+        str | None,
+        typer.Option("--debounce", metavar="DURATION", help="Start when no call with the same --key came for so long."),
+    ] = None,
+    max_wait: Annotated[
+        str | None,
+        typer.Option("--max-wait", metavar="DURATION", help="With --debounce: start after this at the latest."),
+    ] = None,
+    throttle: Annotated[
+        str | None, typer.Option("--throttle", metavar="DURATION", help="At most one job per --key in this time.")
+    ] = None,
+    unique: Annotated[
+        str | None,
+        typer.Option("--unique", metavar="DURATION", help="At most one unfinished job per --key, for this time."),
     ] = None,
     queue: Annotated[str | None, typer.Option("--queue", metavar="NAME", help="The queue.")] = None,
     priority: Annotated[
@@ -72,7 +87,8 @@ async def enqueue(
     if watch and wait:
         raise DefinitionError("use --watch or --wait, not both")
     timeout_s = read_timeout(timeout, watch or wait)
-    for name, duration in (("delay", delay), ("expires", expires), ("timeout", job_timeout)):
+    windows: dict[str, Any] = {"debounce": debounce, "max_wait": max_wait, "throttle": throttle, "unique": unique}
+    for name, duration in {"delay": delay, "expires": expires, "timeout": job_timeout, **windows}.items():
         if duration is not None:
             parse_duration(duration, what=name)
     if at is not None:
@@ -91,7 +107,10 @@ async def enqueue(
         timeout=job_timeout,
         callback_url=callback_url,
         limit=limit,
+        **windows,
     )
+    if job.has_window:  # The key names the window; it is not an idempotency key.
+        job.key, key = key, None
     async with _operations(session, job) as operations:
         enqueued = await operations.jobs.enqueue(job, idempotency_key=key)
         if watch or wait:

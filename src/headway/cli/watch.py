@@ -180,7 +180,8 @@ async def tell(session: Session, job: Job, operations: Operations) -> None:
     if session.as_json:
         session.out.json(msgspec.structs.replace(job, why=why))
     else:
-        session.out.say(clean(f"{job.id} {job.status}: {why}"))
+        merged = "merged into " if job.merged_into else ""
+        session.out.say(clean(f"{merged}{job.id} {job.status}: {why}"))
 
 
 async def _noted(seen: AsyncIterator[Sight], last: list[Sight]) -> AsyncIterator[Sight]:

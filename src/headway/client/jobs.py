@@ -27,6 +27,7 @@ from headway.core.errors import (
 )
 from headway.core.instants import SECOND, DurationLike, InstantLike, parse_duration
 from headway.core.jobs import EnqueueOptions
+from headway.core.windows import WINDOW_OPTIONS
 
 
 def new_key() -> str:
@@ -39,7 +40,7 @@ _KEYS: Final = Clock()
 
 _IN_BODY: Final = {"at": "run_at"}  # Options that have another name in the body.
 _WRITERS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    **{name: partial(duration_text, what=name) for name in ("delay", "timeout", "expires")},
+    **{name: partial(duration_text, what=name) for name in ("delay", "timeout", "expires", *WINDOW_OPTIONS)},
     "at": partial(instant_text, what="at"),
     "tags": list,
     "metadata": dict,
@@ -48,7 +49,9 @@ _WRITERS: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 def _job_body(task: str, args: Mapping[str, Any] | None = None, **options: Unpack[EnqueueOptions]) -> Shape:
     require_known(options, EnqueueOptions, "enqueue")
-    given = {"key": new_key(), **{name: value for name, value in options.items() if value is not None}}
+    given = {name: value for name, value in options.items() if value is not None}
+    if given.keys().isdisjoint(WINDOW_OPTIONS):  # Else the key names a window, and the caller has to choose it.
+        given = {"key": new_key(), **given}
     return {
         "type": task,
         "args": dict(args or {}),
@@ -86,7 +89,10 @@ class JobCalls(DeclaredJobs[W_co]):
     def enqueue(
         self, task: str, args: Mapping[str, Any] | None = None, **options: Unpack[EnqueueOptions]
     ) -> Steps[Shape]:
-        """Enqueue a job; it is durable when this returns. Without a key it gets one, so retries create no duplicate."""
+        """Enqueue a job; it is durable when this returns. Without a key it gets one, so retries create no duplicate.
+
+        With debounce, throttle or unique, the key names the window, and `merged_into` is set if the job was merged.
+        """
         return _enqueue(_job_body(task, args, **options))
 
     @operation

@@ -76,7 +76,7 @@ class _RemoteGroup:
 
         async def call(*args: Any, **given: Any) -> Any:
             arguments = signature.bind(None, *args, **given).arguments
-            if (key := declared.idempotent_by) is not None and arguments.get(key) is None:
+            if (key := declared.idempotent_by) is not None and declared.lacks_key(arguments):
                 arguments[key] = new_key()
             reply = await self._client._wire.run(ask(_request(declared, arguments)))
             return None if declared.result is type(None) else _read(reply.body, declared.result)

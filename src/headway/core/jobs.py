@@ -14,6 +14,7 @@ from headway.core.instants import Duration, DurationLike, Instant, InstantLike
 from headway.core.lifecycle import Attempt, Backoff, Status
 from headway.core.schedule_names import schedule_name
 from headway.core.tenants import DEFAULT_TENANT
+from headway.core.windows import Window
 
 RESULT_BYTES_MAX: Final = 256 * 1024
 ERROR_BYTES_MAX: Final = 16 * 1024
@@ -67,6 +68,10 @@ class EnqueueOptions(TypedDict, total=False):
     tags: Iterable[str] | None
     metadata: Mapping[str, Any] | None
     limit: str | None
+    debounce: DurationLike | None
+    max_wait: DurationLike | None
+    throttle: DurationLike | None
+    unique: DurationLike | None
 
 
 class JobFields(JobOptions, frozen=True, kw_only=True):
@@ -83,7 +88,7 @@ class JobFields(JobOptions, frozen=True, kw_only=True):
 
 
 class NewJob(JobFields, frozen=True, kw_only=True):
-    """A job to enqueue."""
+    """A job to enqueue. Through a `window` it may be merged into another job."""
 
     id: str
     task: str
@@ -91,6 +96,7 @@ class NewJob(JobFields, frozen=True, kw_only=True):
     delay: Duration = 0
     run_at: Instant | None = None
     expires: Duration | None = None
+    window: Window | None = None
 
 
 class Job(JobFields, frozen=True, kw_only=True):
@@ -130,14 +136,23 @@ class Job(JobFields, frozen=True, kw_only=True):
 
 
 class EnqueuedRow(msgspec.Struct, frozen=True):
-    """The stored row of a new job; `is_new` is False when its key was used before with the same arguments."""
+    """The stored row of a new job; `is_new` is False when its key was used before with the same arguments.
+
+    `is_merged` means that the call was merged into this job by its window.
+    """
 
     id: str
     status: str
     created_at: Instant
     run_at: Instant
     is_new: bool
-    earlier: Job | None = None  # The current state of the job that has the key; None for a new job.
+    earlier: Job | None = None  # The current state of the existing job; None for a new job.
+    is_merged: bool = False
+
+    @property
+    def merged_into(self) -> str | None:
+        """The id of the job that the call was merged into; None if it was not merged."""
+        return self.id if self.is_merged else None
 
     def job_of(self, new: NewJob) -> Job:
         """Return the stored job without reading it again."""

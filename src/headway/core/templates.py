@@ -49,6 +49,16 @@ class Template:
             values[name] + text for name, text in zip(self.names, self.texts[1:], strict=True)
         )
 
+    def require(self, args: Mapping[str, Any], what: str, whose: str) -> None:
+        """Raise `InvalidTask` if an argument that the template names does not exist."""
+        for name in self.names:
+            if name not in args:
+                raise InvalidTask(f"{what} needs the argument {name!r}, which the {whose} does not have")
+
+    def fill_from(self, args: Mapping[str, Any]) -> str:
+        """Replace the names with the arguments of a job."""
+        return self.fill({name: argument_text(name, args[name]) for name in self.names})
+
 
 def argument_text(name: str, value: Any) -> str:
     """Format an argument as part of a text; raise `InvalidTask` where that is ambiguous, as for None and lists."""

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, cast
 
+import msgspec
+
 from headway.core.errors import DefinitionError, Denied, HeadwayError, TaskNotFound
 from headway.core.instants import Instant, parse_start, to_datetime
 from headway.core.jobs import EnqueuedRow
@@ -24,16 +26,24 @@ _SAME_NAME: Final = tuple(name for name in NewJob.__struct_fields__ if name not 
 
 
 async def enqueue_one(caller: Caller, job: NewJob, key: str | None) -> Job:
-    """Enqueue one job; if the key was used before, return the earlier job in its current state."""
+    """Enqueue one job; if the key was used before, return the earlier job in its current state.
+
+    If the window of the key is open, merge the request into the job of the window and return that.
+    """
     if key is not None:
         check_name(key, "Idempotency-Key", KEY_LENGTH_MAX)
+        if job.has_window:
+            raise DefinitionError(
+                "Idempotency-Key: with debounce, throttle or unique, `key` in the body names the window; leave it out"
+            )
         if job.key not in (None, key):
             raise DefinitionError("key: the body and the header Idempotency-Key differ; send one of them")
     new = await _new_job(caller, job, key)
     [row] = await _enqueue(caller, [new])
     if row.is_new:
         return await caller.convert(len(new.args), job_of, row.job_of(new), row.created_at, kind=CreatedJob)
-    return await shown_job(caller, (await _earlier(caller, [row]))[row.id])
+    shown = await shown_job(caller, (await _earlier(caller, [row]))[row.id])
+    return _with_merge(shown, row)
 
 
 async def enqueue_many(caller: Caller, jobs: Sequence[NewJob]) -> EnqueuedJobs:
@@ -52,8 +62,15 @@ async def enqueue_many(caller: Caller, jobs: Sequence[NewJob]) -> EnqueuedJobs:
     shown = [row.job_of(job) if row.is_new else earlier[row.id] for job, row in zip(new, rows, strict=True)]
     size = sum(map(length_of, shown)) + JOB_BYTES * len(shown)
     items = await caller.convert(size, _bounded, shown, now, names)
-    created = sum(row.is_new for row in rows)
-    return EnqueuedJobs(items, created, len(rows) - created)
+    created, merged = sum(row.is_new for row in rows), sum(row.is_merged for row in rows)
+    if merged:
+        items = [_with_merge(item, row) for item, row in zip(items, rows, strict=True)]
+    return EnqueuedJobs(items, created, len(rows) - created - merged, merged)
+
+
+def _with_merge(job: Job, row: EnqueuedRow) -> Job:
+    """Say what the request was merged into, if it was."""
+    return job if row.merged_into is None else msgspec.structs.replace(job, merged_into=row.merged_into)
 
 
 def _bounded(jobs: Iterable[StoredJob], now: Instant, names: Mapping[str, str]) -> list[Job]:

@@ -98,6 +98,7 @@ class Jobs(OperationGroup):
         id="enqueue",
         role="operator",
         idempotent_by="idempotency_key",
+        idempotent_if=lambda given: not given["job"].has_window,
         errors=(TaskNotFound, DuplicateKey, InvalidTask),
         created=_is_created,
         location=_path_of,
@@ -106,7 +107,8 @@ class Jobs(OperationGroup):
         """Enqueue a job.
 
         201 for a new job; 200 and the existing job if the same key was used before with the same arguments; 409 if it
-        was used with other arguments.
+        was used with other arguments. With `debounce`, `throttle` or `unique`, `key` names a window: 200 and
+        `merged_into` if the request was merged into an existing job; 409 if another task uses the window.
         """
         return await enqueue_one(self.caller, job, idempotency_key)
 

@@ -97,6 +97,7 @@ class Verb:
     result: Any
     is_repeatable: bool | Callable[[Mapping[str, Any]], bool] = False
     idempotent_by: str | None = None
+    idempotent_if: Callable[[Mapping[str, Any]], bool] | None = None
     errors: tuple[type[HeadwayError], ...] = ()
     is_bulk: bool = False
     created: Callable[[Any], bool] | None = None
@@ -108,6 +109,12 @@ class Verb:
     def placed(self, place: str) -> tuple[Parameter, ...]:
         """Return the parameters in the path, the query, the headers or the body."""
         return tuple(parameter for parameter in self.parameters if parameter.place == place)
+
+    def lacks_key(self, given: Mapping[str, Any]) -> bool:
+        """Return whether a remote caller has to add an idempotency key to these arguments."""
+        if self.idempotent_by is None or given.get(self.idempotent_by) is not None:
+            return False
+        return self.idempotent_if is None or self.idempotent_if(given)
 
     def meant(self, kind: type[E]) -> type[E]:
         """Return the error that a refusal stands for: the declared one of this kind, if there is one."""
@@ -138,7 +145,8 @@ class VerbOptions(TypedDict, total=False):
     """The options of a declaration beyond route, id and role.
 
     `is_repeatable` says that the operation is idempotent; it may be a function of the arguments. `idempotent_by` names
-    the parameter that is the idempotency key; remote callers fill it in. `errors` are the exceptions for refusals: a
+    the parameter that is the idempotency key; remote callers fill it in, unless `idempotent_if` says that the arguments
+    must not have one. `errors` are the exceptions for refusals: a
     `NotFound`, a `Conflict` and a `DefinitionError`, since a remote caller knows only their status. `is_bulk` allows
     large bodies. `created` tells whether a result is new (201), and `location` returns its path. `stable` returns the
     input of the ETag, for results with fields that change with time; `etag` returns an ETag of another form. `aliases`
@@ -147,6 +155,7 @@ class VerbOptions(TypedDict, total=False):
 
     is_repeatable: bool | Callable[[Mapping[str, Any]], bool]
     idempotent_by: str
+    idempotent_if: Callable[[Mapping[str, Any]], bool]
     errors: tuple[type[HeadwayError], ...]
     is_bulk: bool
     created: Callable[[Any], bool]

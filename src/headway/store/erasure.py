@@ -1,4 +1,4 @@
-"""Erase the content of jobs on request: arguments, results, errors, logs and metadata.
+"""Erase the content of jobs on request: arguments, results, errors, logs, metadata, and the keys of windows.
 
 The rows stay, with times and status, so that the ledger can still be audited: every instant keeps its decision, and
 every job its final status.
@@ -21,7 +21,7 @@ def _erase(ids: list[str], keeps_key: bool) -> Transaction[list[str]]:
         for tenant in sorted({row["tenant"] for row in rows}):
             yield call("erase_callbacks", ids=theirs, endpoint=callbacks_id(tenant))
         yield call("erase_events", ids=theirs, nothing=NOTHING)
-        for statement in ("erase_attempts", "erase_feed", "prune_log", "prune_steps"):
+        for statement in ("erase_attempts", "erase_feed", "erase_windows", "prune_log", "prune_steps"):
             yield call(statement, ids=theirs)
     return erased
 

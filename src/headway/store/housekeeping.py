@@ -70,6 +70,7 @@ def _prune(retention: Duration, limit: int) -> Transaction[int]:
         yield call("prune_job_events", ids=ids)
         yield call("prune_log", ids=ids)
         yield call("prune_steps", ids=ids)
+        yield call("prune_windows_of", ids=ids)
     occurrences = yield call("prune_occurrences", retention=retention, limit=limit)
     if occurrences:
         newest = max(row["decided_at"] for row in occurrences)
@@ -80,7 +81,8 @@ def _prune(retention: Duration, limit: int) -> Transaction[int]:
     lanes = yield call("prune_lanes", age=_GATES_KEPT, limit=limit)
     nodes = yield call("prune_nodes", age=_NODES_KEPT)
     yield from keep_tallies(nodes)
-    return sum(map(len, (jobs, occurrences, events, leases, gates, lanes, nodes)))
+    windows = yield call("prune_windows", limit=limit)
+    return sum(map(len, (jobs, occurrences, events, leases, gates, lanes, nodes, windows)))
 
 
 def _end_overdue(limit: int) -> Transaction[int]:

@@ -2,6 +2,7 @@
 
 A field of `JobFields` or `Job` is a column of the same name. Two fields, back-off and timeout, share the column
 `options`. Two columns, `log_bytes` and `apart_for`, are not fields. Those in `ONLY_FOR_CLAIMS` are not read with jobs.
+The window of a new job is not a column.
 """
 
 from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
@@ -12,7 +13,7 @@ from headway.core.jobs import Erased, Job, JobFields, Large, NewJob
 from headway.core.lifecycle import Status
 
 _IN_OPTIONS: Final = ("backoff", "timeout")
-_NOT_STORED: Final = ("omitted",)
+_NOT_STORED: Final = ("omitted", "window")
 _NOT_FIELDS: Final = ("log_bytes", "apart_for")
 ONLY_FOR_CLAIMS: Final = frozenset({"needs", "limited_task", "held"})
 _HINTS: Final = get_type_hints(Job, include_extras=True)

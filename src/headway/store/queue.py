@@ -32,6 +32,7 @@ from headway.store.jobs import StoreJobs
 from headway.store.lanes import read_limit
 from headway.store.transaction import Driver, Row, Rows, Transaction, as_json, call
 from headway.store.webhooks import ensure_callbacks
+from headway.store.windows import enter_windows
 
 ENQUEUE_MAX: Final = 10_000
 ENQUEUE_STEP: Final = 1_000  # Rows per statement; databases limit its memory.
@@ -50,7 +51,8 @@ def insert(jobs: Sequence[NewJob]) -> Transaction[Rows]:
 def enqueue(jobs: Sequence[NewJob], largest: int = ANY_SIZE) -> Transaction[list[EnqueuedRow]]:
     """Insert jobs, all or none. For a key that was used with the same task and arguments, return the earlier job.
 
-    A result of an earlier job is left out if it has more than `largest` bytes.
+    A job whose window is open is merged into the window's job. A result of an earlier job is left out if it has more
+    than `largest` bytes.
     """
     if len(jobs) > ENQUEUE_MAX:
         raise InvalidTask(
@@ -58,14 +60,33 @@ def enqueue(jobs: Sequence[NewJob], largest: int = ANY_SIZE) -> Transaction[list
         )
     yield from _check_limits({job.limit_key for job in jobs if job.limit_key})
     yield from ensure_callbacks({job.tenant for job in jobs if job.callback is not None})
+    if any(job.window is not None for job in jobs):
+        return (yield from _enqueue_through_windows(jobs, largest))
+    found = yield from _insert_in_steps(jobs)
+    if len(found) == len(jobs):
+        return [found[job.id] for job in jobs]
+    return (yield from with_earlier(jobs, found, largest))
+
+
+def _insert_in_steps(jobs: Sequence[NewJob]) -> Transaction[dict[str, EnqueuedRow]]:
+    """Insert jobs; return those that are new, by id."""
     found: dict[str, EnqueuedRow] = {}
     for start in range(0, len(jobs), ENQUEUE_STEP):
         rows = yield insertion(jobs[start : start + ENQUEUE_STEP])
         for row in rows:
             found[row["id"]] = EnqueuedRow(row["id"], row["status"], row["created_at"], row["run_at"], True)
-    if len(found) == len(jobs):
-        return [found[job.id] for job in jobs]
-    return (yield from with_earlier(jobs, found, largest))
+    return found
+
+
+def _enqueue_through_windows(jobs: Sequence[NewJob], largest: int) -> Transaction[list[EnqueuedRow]]:
+    entered = yield from enter_windows(jobs, largest)
+    found = yield from _insert_in_steps(entered.new)
+    yield from record_events(entered.events)
+    return (yield from with_earlier(jobs, found | entered.answers(found), largest))
+
+
+def _is_plain(job: NewJob) -> bool:
+    return job.key is None and job.callback is None and job.window is None and not job.limit_key
 
 
 def _check_limits(keys: Collection[str]) -> Transaction[None]:
@@ -244,8 +265,8 @@ class StoreQueue:
 
     async def enqueue(self, jobs: Sequence[NewJob], *, largest: int = ANY_SIZE) -> list[EnqueuedRow]:
         """Insert jobs, all or none; they are durable when this returns. Leave out large results of earlier jobs."""
-        # Without key, callback and limit: one statement, one round trip.
-        if len(jobs) == 1 and jobs[0].key is None and jobs[0].callback is None and not jobs[0].limit_key:
+        # Without key, callback, limit and window: one statement, one round trip.
+        if len(jobs) == 1 and _is_plain(jobs[0]):
             rows = await self._driver.fetch(insertion(jobs))
             return [EnqueuedRow(row["id"], row["status"], row["created_at"], row["run_at"], True) for row in rows]
         return await self._driver.run(lambda: enqueue(jobs, largest)) if jobs else []

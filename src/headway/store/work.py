@@ -20,6 +20,7 @@ from headway.store.lanes import ClaimedInVain, ClaimRequest, LaneClaims, held_la
 from headway.store.queue import enqueue, with_earlier
 from headway.store.settlement import completed, refuse, settle_attempts
 from headway.store.transaction import ConstraintViolated, Driver, Row, StatementCall, Transaction, as_json, call
+from headway.store.windows import find_merged
 
 QUEUES_MAX: Final = 1_000
 HELD_MAX: Final = 100_000
@@ -129,6 +130,7 @@ def _enqueued_before(jobs: Sequence[NewJob]) -> Transaction[list[EnqueuedRow]]:
     """Find the jobs that an earlier call enqueued."""
     rows = yield call("jobs_by_id", ids=as_json([job.id for job in jobs]), largest=0)
     found = {row["id"]: EnqueuedRow(row["id"], row["status"], row["created_at"], row["run_at"], True) for row in rows}
+    found |= yield from find_merged([job for job in jobs if job.id not in found])
     return (yield from with_earlier(jobs, found))
 
 

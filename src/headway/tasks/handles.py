@@ -67,10 +67,11 @@ class AppPort(Protocol):
 class JobHandle:
     """A job as of the last read; `refresh` reads it again."""
 
-    __slots__ = ("_app", "_why", "job")
+    __slots__ = ("_app", "_why", "job", "merged_into")
 
-    def __init__(self, app: AppPort, job: Job, why: str | None = None) -> None:
+    def __init__(self, app: AppPort, job: Job, why: str | None = None, merged_into: str | None = None) -> None:
         self._app = app
+        self.merged_into = merged_into  # The id of this job, if the call that returned it was merged into it.
         self.take(job, why)
 
     def take(self, job: Job, why: str | None = None) -> None:

@@ -12,6 +12,7 @@ from headway.core.errors import HeadwayError, InvalidTask
 from headway.core.instants import (
     Duration,
     Instant,
+    format_duration,
     parse_duration,
     parse_start,
     quote,
@@ -19,6 +20,7 @@ from headway.core.instants import (
 from headway.core.jobs import METADATA_BYTES_MAX, EnqueueOptions, NewJob
 from headway.core.json_values import encode_args
 from headway.core.lifecycle import Backoff
+from headway.core.templates import Template
 from headway.core.tenants import check_tenant
 from headway.core.urls import check_url
 from headway.core.validation import (
@@ -30,6 +32,7 @@ from headway.core.validation import (
     check_name,
     check_tags,
 )
+from headway.core.windows import WINDOW_MAX, WINDOW_OPTIONS, Window, window_of
 from headway.tasks.limit_templates import check_limit_template, fill_limit
 
 
@@ -47,6 +50,11 @@ class Options(jobs.JobOptions, frozen=True, kw_only=True):
     expires: Duration | None = None
     callback_url: str | None = None
     limit: str | None = None  # A template over the arguments of the job.
+    debounce: Duration | None = None
+    max_wait: Duration | None = None
+    throttle: Duration | None = None
+    unique: Duration | None = None
+    has_window: bool = False  # Whether one of the last four is set; kept because every job asks.
     tx: Any = None
 
     def changed(self, given: Mapping[str, Any]) -> "Options":
@@ -55,6 +63,8 @@ class Options(jobs.JobOptions, frozen=True, kw_only=True):
         if unknown:
             raise InvalidTask(f"unknown option {min(unknown)[:40]!r}; known are {', '.join(_OPTION_READERS)}")
         read = {name: _OPTION_READERS[name](value) for name, value in given.items() if value is not None}
+        if not _WINDOWS.isdisjoint(read):
+            read["has_window"] = True
         merged = msgspec.structs.replace(self, **read)
         if merged.delay and merged.at is not None:
             raise InvalidTask("delay and at exclude each other: say when in one way")
@@ -62,9 +72,28 @@ class Options(jobs.JobOptions, frozen=True, kw_only=True):
 
     def new_job(self, job_id: str, task: str, args: Mapping[str, Any]) -> NewJob:
         """Make a checked job, ready to be enqueued."""
+        window = self._window() if self.has_window else None
         limit_key = "" if self.limit is None else fill_limit(self.limit, args)
         job: NewJob = _new_job(self, job_id, task, encode_args(args), limit_key)
-        return job
+        return job if window is None else _through(window, job)
+
+    def for_args(self, args: Mapping[str, Any]) -> "Options":
+        """Return these options for a job with these arguments. The key of a window is a template over them."""
+        if self.key is None or not self.has_window:
+            return self
+        template = Template.read(self.key)
+        template.require(args, "key", "job")
+        return self.changed({"key": template.fill_from(args)})
+
+    def _window(self) -> Window | None:
+        return window_of(
+            key=self.key,
+            debounce=self.debounce,
+            max_wait=self.max_wait,
+            throttle=self.throttle,
+            unique=self.unique,
+            has_start=bool(self.delay) or self.at is not None,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return what differs from the defaults, for processes that do not have the task."""
@@ -98,6 +127,7 @@ _new_job: Final = constructor(
         "limit_key": "limit_key",
     },
 )
+_WINDOWS: Final = frozenset(WINDOW_OPTIONS)
 _WRITTEN: Final[dict[str, Callable[[Any], Any]]] = {
     "queue": lambda value: check_name(value, "queue"),
     "priority": int,
@@ -120,8 +150,18 @@ _OPTION_READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "metadata": lambda value: _metadata(value),
     "callback_url": lambda value: check_url(value, "callback_url"),
     "limit": check_limit_template,
+    "debounce": lambda value: _span(value, "debounce"),
+    "max_wait": lambda value: _span(value, "max_wait"),
+    "throttle": lambda value: _span(value, "throttle"),
+    "unique": lambda value: _span(value, "unique"),
     "tx": lambda value: value,
 }
+
+
+def _through(window: Window, job: NewJob) -> NewJob:
+    """Return a job that goes through a window: its key names the window, and a debounce delays it."""
+    delay = window.span if window.kind == "debounce" else job.delay
+    return msgspec.structs.replace(job, key=None, delay=delay, window=window)
 
 
 def positive(value: Any, what: str) -> Duration:
@@ -130,6 +170,14 @@ def positive(value: Any, what: str) -> Duration:
     if duration <= 0:
         raise InvalidTask(f"{what} must be longer than nothing, not {quote(value)}")
     return duration
+
+
+def _span(value: Any, what: str) -> Duration:
+    """Read a duration of a window."""
+    span = positive(value, what)
+    if span > WINDOW_MAX:
+        raise InvalidTask(f"{what} must be at most {format_duration(WINDOW_MAX)}, not {quote(value)}")
+    return span
 
 
 def _listed(value: Any) -> Any:

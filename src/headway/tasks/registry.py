@@ -247,4 +247,4 @@ class TaskRegistry(AppPort):
         known = self.tasks.get(task)
         options = (known.defaults if known else Options()).changed(given)
         named = known.bind((), dict(args or {})) if known else dict(args or {})
-        return self.new_job(check_name(task, "task"), named, options), options.tx
+        return self.new_job(check_name(task, "task"), named, options.for_args(named)), options.tx

@@ -12,7 +12,8 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar, get_type_hints
 from headway.core.errors import DefinitionError, InvalidTask
 from headway.core.instants import quote
 from headway.core.jobs import EnqueueOptions, NewJob
-from headway.core.templates import Template, argument_text
+from headway.core.templates import Template
+from headway.core.windows import WINDOW_OPTIONS
 from headway.tasks.limit_templates import literal
 
 ROWS_MAX: Final = 10_000  # The most that the store takes in one transaction.
@@ -30,6 +31,9 @@ class _Options(Protocol):
     @property
     def key(self) -> str | None: ...
 
+    @property
+    def has_window(self) -> bool: ...
+
     def changed(self: O, given: Mapping[str, Any]) -> O: ...
 
 
@@ -41,11 +45,14 @@ def jobs_of_rows(
         raise InvalidTask(f"rows must be a list or another iterable of arguments, not {type(rows).__name__}")
     fixed, varying = _read(given)
     common = options.changed(fixed)
+    has_window = common.has_window or not varying.keys().isdisjoint(WINDOW_OPTIONS)
+    if has_window and common.key is not None and "key" not in given:  # Set by `Task.options`, so not filled yet.
+        varying["key"] = _from_template("key", Template.read(common.key))
     jobs = []
     for number, row in enumerate(islice(rows, ROWS_MAX + 1)):
         if number == ROWS_MAX:
             raise InvalidTask(f"at most {ROWS_MAX:,} jobs can be enqueued at once; enqueue them in parts")
-        if number == 1 and common.key is not None and "key" not in varying:
+        if number == 1 and common.key is not None and "key" not in varying and not has_window:
             raise InvalidTask('key is the same for all rows: write a template such as key="report:{id}"')
         try:
             if not isinstance(row, Mapping):
@@ -78,12 +85,10 @@ def _read(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Callable[
 
 def _from_template(option: str, template: Template) -> Callable[[Row], Any]:
     def fill(row: Row) -> Any:
-        for name in template.names:
-            if name not in row:
-                raise InvalidTask(f"{option} needs the argument {name!r}, which the row does not have")
+        template.require(row, option, "row")
         if template.only is not None and option not in _TEXTS:
             return row[template.only]
-        return template.fill({name: argument_text(name, row[name]) for name in template.names})
+        return template.fill_from(row)
 
     return fill
 

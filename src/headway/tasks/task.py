@@ -85,7 +85,10 @@ class Task(Generic[P, R]):
         return self._options
 
     def options(self, **given: Unpack[TaskEnqueueOptions]) -> "Task[P, R]":
-        """Return the task with other options for its next jobs, such as delay, at, key, priority, queue or tags."""
+        """Return the task with other options for its next jobs, such as delay, at, key, priority, queue or tags.
+
+        With debounce, throttle or unique, the key is a template over the arguments: `key="account-{id}"`.
+        """
         return Task(self._app, self._function, self.name, self._options.changed(given), self.execution)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
@@ -141,7 +144,8 @@ class Task(Generic[P, R]):
             raise InvalidTask(f"task {self.name!r}: {error}") from None
 
     def _job(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NewJob:
-        return self._app.new_job(self.name, self.bind(args, kwargs), self._options)
+        named = self.bind(args, kwargs)
+        return self._app.new_job(self.name, named, self._options.for_args(named))
 
 
 def _without_context(function: Callable[..., Any]) -> tuple[inspect.Signature, bool]:

@@ -97,12 +97,14 @@ class NewJobs(msgspec.Struct, forbid_unknown_fields=True):
         "items": [{"id": "job_01m7h07rq30wjd03gjnmt8r3pz", "type": "report", "status": "PENDING"}],
         "created": 1,
         "existing": 0,
+        "merged": 0,
     },
     known_by=frozenset({"items", "created", "existing"}),
 )
 class EnqueuedJobs(Resource):
-    """The enqueued jobs, and existing jobs whose keys were used before."""
+    """The enqueued jobs, existing jobs whose keys were used before, and jobs that others were merged into."""
 
     items: list[Job]
     created: Count
     existing: Count
+    merged: Count = 0

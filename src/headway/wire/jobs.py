@@ -12,6 +12,7 @@ from headway.core.job_details import eta_at, eta_seconds, read_detail, read_erro
 from headway.core.job_logs import read_stream
 from headway.core.job_summary import glance
 from headway.core.lifecycle import Status
+from headway.core.windows import WINDOW_OPTIONS
 from headway.wire.base import (
     LISTED_BYTES_MAX,
     Absent,
@@ -154,6 +155,9 @@ class Job(Resource, kw_only=True, gc=False):
         Annotated[int, msgspec.Meta(ge=1, description="the number of the last live report of a running job")] | Absent
     ) = UNSET
     omitted: Omitted | Absent = UNSET
+    merged_into: (
+        Annotated[str, msgspec.Meta(description="the id of this job, if the request was merged into it")] | Absent
+    ) = UNSET
     why: Annotated[str, msgspec.Meta(description="its state and the reason, in words")]
     eta_seconds: Count | None
 
@@ -176,6 +180,15 @@ class NewJob(msgspec.Struct, forbid_unknown_fields=True):
     tags: list[Text] | None = None
     metadata: dict[str, Any] | None = None
     limit: Text | None = None
+    debounce: str | float | int | None = None
+    max_wait: str | float | int | None = None
+    throttle: str | float | int | None = None
+    unique: str | float | int | None = None
+
+    @property
+    def has_window(self) -> bool:
+        """Whether `key` names a window and is not an idempotency key."""
+        return any(getattr(self, name) is not None for name in WINDOW_OPTIONS)
 
     EXAMPLE: ClassVar = {"type": "video.transcode", "args": {"video": 456}, "queue": "media", "key": "video-456"}
 
@@ -451,4 +464,7 @@ def line_of(line: Mapping[str, Any]) -> LogLine:
 
 def entry_of(event: Mapping[str, Any]) -> HistoryEntry:
     """Convert an entry of a job's history."""
-    return HistoryEntry(event["seq"], event["event"], read_json(event["data"]), stamp(event["at"]))
+    data = read_json(event["data"])
+    if event["event"] == "merged" and isinstance(data, dict) and "args" in data:
+        data["args"] = masked(data["args"])
+    return HistoryEntry(event["seq"], event["event"], data, stamp(event["at"]))

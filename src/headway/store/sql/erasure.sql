@@ -42,3 +42,7 @@ returning id;
 -- name: erase_feed
 -- Delete the feed entries of jobs.
 delete from headway_feed where job_id in {list ids} returning seq;
+
+-- name: erase_windows
+-- Delete the windows of jobs: their keys may be personal data.
+delete from headway_windows where job_id in {list ids} returning job_id;

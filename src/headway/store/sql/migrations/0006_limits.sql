@@ -1,6 +1,6 @@
--- Limits, rates and fairness between tenants, see ADR 40. One step, so that a rolling upgrade can migrate first.
+-- Limits, rates and fairness between tenants (ADR 40), and windows of calls that become one job (ADR 41). One step, so that a rolling upgrade can migrate first.
 
-insert into headway_schema (version, name) values (6, 'limits and fairness');
+insert into headway_schema (version, name) values (6, 'limits, fairness and windows');
 
 alter table headway_jobs add column needs {text} not null default '';         -- what a worker must offer
 alter table headway_jobs add column limit_key {text} not null default '';     -- the limit that this job named
@@ -161,3 +161,17 @@ select l.name, l.concurrency, l.rate, l.per / 1e6 as per, l.burst,
       select count(*) from headway_jobs j where j.limit_key = l.stem and j.lease_until is not null and (j.held & 8) = 8)
   end as running
 from headway_limits as l;
+
+create table headway_windows (
+  tenant    {text} not null,
+  key       {text} not null,
+  kind      text not null check (kind in ('debounce', 'throttle', 'unique')),
+  task      text not null,
+  job_id    {text} not null,
+  opened_at bigint not null,
+  until     bigint not null,               -- debounce: the start of the job; else the end of the window
+  merged    integer not null,              -- calls merged into the job
+  primary key (tenant, key)
+);
+create index headway_windows_until on headway_windows (until);
+create index headway_windows_job on headway_windows (job_id);
