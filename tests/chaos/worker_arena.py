@@ -171,7 +171,7 @@ class WorkerArena:
     def wait_ready(self, worker: Worker) -> None:
         """Wait until the worker has registered its tasks."""
         wait_until(lambda: worker.said("starting") or not worker.is_running(), f"{worker.log.name} to be ready")
-        assert worker.is_running(), worker.log.read_text()
+        assert worker.said("starting"), worker.log.read_text()  # A job may have killed it since.
 
     def freeze(self, worker: Worker) -> None:
         """Freeze a worker between two writes: within one it would keep a SQLite file locked."""

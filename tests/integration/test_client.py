@@ -372,9 +372,11 @@ def test_watching(client: Twin, factory: JobFactory) -> None:
             factory.report(claimed, progress=number * 20, lines=((None, "log", f"line {number}"),))
         factory.end(claimed, Succeeded('"fine"'))
 
+    watched = client.each("watch", job_id)
+    first: Event = next(watched)
+    assert first.kind == "status"
     with factory.in_background(work):
-        events: list[Event] = [*client.each("watch", job_id)]
-    assert next(event.kind for event in events if event.kind != "log") == "status"
+        events = [first, *watched]
     assert (events[-1].kind, events[-1].data["result"]) == ("done", "fine")
     assert [line["line"] for line in lines_of(events)] == [f"line {number}" for number in range(1, 5)]
     versions = [event.version for event in events if event.version is not None]

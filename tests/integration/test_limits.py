@@ -359,7 +359,7 @@ def test_tenants_on_the_command_line(cli: Cli) -> None:
 
 
 @pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def open_house(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     if request.param == "sqlite":
         url = f"sqlite:///{tmp_path_factory.mktemp('limits')}/headway.db"
     else:
@@ -367,6 +367,16 @@ def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         url = request.getfixturevalue("postgres_server").create_database(template=template)
     with house(url) as made:
         yield made
+
+
+@pytest.fixture
+def home(open_house: House) -> Iterator[House]:
+    """The house of all tests of this module; what a test has started does not run in the next one."""
+    yield open_house
+    open_house.write(
+        "update headway_jobs set status = 'COMPLETED', finished_at = updated_at, lease_until = null"
+        " where lease_until is not null"
+    )
 
 
 def start(home: House, queue: str) -> None:
