@@ -69,6 +69,12 @@ def arguments() -> argparse.Namespace:
         default="none",
         help=f"whom to measure beside Headway: all, top ({', '.join(TOP)}) or names with commas (nobody)",
     )
+    parser.add_argument(
+        "--before",
+        type=Path,
+        metavar="DIR",
+        help="another checkout, after `make setup` there: drain, latency and limits measure it in turn with this one",
+    )
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
     parser.add_argument("--kills", type=int, default=0, help="how many leaders of each engine `leases` kills (10)")
     parser.add_argument("--cells", type=int, default=0, help="how many cells of a million schedules `sizing` has (1)")
@@ -76,6 +82,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the figures to a file, a line of JSON each")
     parser.add_argument("--strict", action="store_true", help="exit with 1 when a target is missed")
     given = parser.parse_args()
+    if given.before and not (given.before / ".venv" / "bin" / "python").exists():
+        parser.error(f"{given.before} has no environment: run `make setup` there first")
     unknown = set(given.names) - BENCHES.keys()
     if unknown:
         parser.error(f"no benchmark is named {min(unknown)!r}; known are {', '.join(BENCHES)}")
@@ -105,6 +113,7 @@ def main() -> int:
             is_quick=given.quick,
             folder=given.folder,
             peers=tuple(given.peers),
+            before=given.before and given.before.resolve(),
             kills=given.kills,
             cells=given.cells,
         )

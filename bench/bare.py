@@ -27,6 +27,11 @@ class Rows:
         """Return the index of a column."""
         return self.columns.index(name)
 
+    def column_of(self, name: str) -> list[Any]:
+        """Return the values of a column."""
+        place = self.column(name)
+        return [record[place] for record in self.records]
+
     def slice(self, start: int, stop: int) -> "Rows":
         """Return some of the rows."""
         return Rows(table=self.table, columns=self.columns, records=self.records[start:stop])

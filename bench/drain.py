@@ -15,7 +15,7 @@ from typing import Final
 
 from bench.figures import Figure, Target, compared
 from bench.limit import batch_limit
-from bench.peers.catalogue import Contestant, headway
+from bench.peers.catalogue import ROOT, Contestant, headway
 from bench.peers.stage import Drained, Failed, Grounds, rivals, stage
 from bench.places import Place, Run
 from bench.watch import DISTURBED_MAX, TRIES_MAX, calm
@@ -112,6 +112,8 @@ def _figure(place: Place, contest: _Against) -> Figure:
 
 
 def _target(place: Place, rival: Contestant) -> Target:
+    if rival.root != ROOT:
+        return Target(">=", 0.97, of_ratio=True)
     if rival.environment == "node":
         return Target(">=", 1, of_ratio=True)
     if place.name == "sqlite" and rival.name == "huey-sqlite":

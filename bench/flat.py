@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from bench.bare import Bare
+from bench.copies import copy_job
 from bench.figures import Figure, Target, compared
 from bench.places import Place, Run, database, opened
 from headway.core.clock import Clock
@@ -26,12 +26,6 @@ BULK: Final = 100
 BULKS: Final = 10
 TARGET: Final = Target("<=", 1.2, of_ratio=True)
 
-# One job was enqueued by Headway; the others are copies with other ids, times and states. Portable SQL.
-MULTIPLY: Final = """
-insert into headway_jobs ({columns})
-with recursive numbers(n) as (select 1 union all select n + 1 from numbers where n < {count})
-select {values} from headway_jobs, numbers where id = '{source}'
-"""
 FINISHED: Final = {
     "id": "'job_00000' || n",
     "status": "'COMPLETED'",
@@ -101,9 +95,9 @@ async def _side(stack: AsyncExitStack, place: Place, finished: int, future: int)
     bare = await place.bare(url)
     try:
         if finished:
-            [source] = await store.queue.enqueue([_new_job(clock)])
-            await _multiply(bare, source.id, FINISHED, finished)
-            await _multiply(bare, source.id, FUTURE, future)
+            [source] = await store.queue.enqueue([new_job(clock)])
+            await copy_job(bare, source.id, FINISHED, finished)
+            await copy_job(bare, source.id, FUTURE, future)
             await bare.execute(f"delete from headway_jobs where id = '{source.id}'")
         # In PostgreSQL also VACUUM and CHECKPOINT, so that they do not run during the measurement.
         for statement in ("vacuum analyze", "checkpoint") if place.name == "postgresql" else ("analyze",):
@@ -111,12 +105,6 @@ async def _side(stack: AsyncExitStack, place: Place, finished: int, future: int)
     finally:
         await bare.close()
     return _Side(store, clock)
-
-
-async def _multiply(bare: Bare, source: str, changed: dict[str, str], count: int) -> None:
-    columns = (await bare.read("headway_jobs", "id limit 1")).columns
-    values = ", ".join(changed.get(column, column) for column in columns)
-    await bare.execute(MULTIPLY.format(columns=", ".join(columns), values=values, count=count, source=source))
 
 
 async def _round(side: _Side) -> None:
@@ -132,13 +120,13 @@ async def _round(side: _Side) -> None:
         if len(jobs) < CLAIM:
             break
         times.append(took_ms)
-        await store.work.settle([_success(job) for job in jobs])
-    await store.work.settle([_success(job) for job in jobs])
+        await store.work.settle([success(job) for job in jobs])
+    await store.work.settle([success(job) for job in jobs])
     side.claim_ms.append(median(times))
 
 
 async def _enqueued_ms(side: _Side, count: int) -> float:
-    jobs = [_new_job(side.clock) for _ in range(count)]
+    jobs = [new_job(side.clock) for _ in range(count)]
     started = time.perf_counter()
     await side.store.queue.enqueue(jobs)
     return (time.perf_counter() - started) * 1e3
@@ -149,14 +137,14 @@ async def _drain(place: Place, backlog: int) -> list[Figure]:
     times = []
     async with database(place) as url, opened(url) as (store, clock):
         for _ in range(backlog // 1_000):
-            await store.queue.enqueue([_new_job(clock) for _ in range(1_000)])
+            await store.queue.enqueue([new_job(clock) for _ in range(1_000)])
         while True:
             started = time.perf_counter()
             jobs = await _claim(store, clock)
             if not jobs:
                 break
             times.append((time.perf_counter() - started) * 1e3)
-            await store.work.settle([_success(job) for job in jobs])
+            await store.work.settle([success(job) for job in jobs])
     tenth = max(1, len(times) // 10)
     first, last = median(times[:tenth]), median(times[-tenth:])
     what = f"claim {CLAIM}, the last tenth of {backlog:,} against the first"
@@ -167,11 +155,14 @@ async def _claim(store: Store, clock: Clock) -> list[Claimed]:
     return await store.work.claim("default", node=clock.node, lease=HOUR, limit=CLAIM)
 
 
-def _new_job(clock: Clock) -> NewJob:
-    return NewJob(id=clock.new_id("job"), task="report", args='{"tenant_id":1,"day":"2027-01-31"}')
+def new_job(clock: Clock, limit_key: str = "") -> NewJob:
+    """Make a job with small arguments."""
+    args = '{"tenant_id":1,"day":"2027-01-31"}'
+    return NewJob(id=clock.new_id("job"), task="report", args=args, limit_key=limit_key)
 
 
-def _success(job: Claimed) -> Settlement:
+def success(job: Claimed) -> Settlement:
+    """Complete an attempt."""
     return Settlement(
         job_id=job.job_id,
         attempt=job.attempt,

@@ -17,7 +17,7 @@ from typing import Final
 
 from bench.bare import Bare
 from bench.figures import Figure, Target, percentile, plain
-from bench.peers.catalogue import Contestant, headway
+from bench.peers.catalogue import ROOT, Contestant, headway
 from bench.peers.stage import Failed, Grounds, Stage, rivals, stage
 from bench.places import Place, Run, database
 from bench.watch import TRIES_MAX, Bystanders, calm
@@ -89,6 +89,13 @@ async def _measure_on(place: Place, run: Run, grounds: Grounds) -> list[Figure]:
 
 def _together(rounds: list[Turns], place: int) -> list[float]:
     return [late for turns in rounds for late in turns.of_contestants[place]]
+
+
+async def picked_up_ms(
+    contestants: tuple[Contestant, ...], place: Place, grounds: Grounds, run: Run
+) -> list[list[float]]:
+    """Measure contestants in turn; return the milliseconds of each."""
+    return (await _round(contestants, place, grounds, run)).of_contestants
 
 
 async def _round(contestants: tuple[Contestant, ...], place: Place, grounds: Grounds, run: Run) -> Turns:
@@ -172,5 +179,5 @@ def _against(place: Place, rival: Contestant, ours: list[float], theirs: list[fl
         unit="ms",
         other=other,
         ratio=other / mine,
-        target=Target(">", 1, of_ratio=True) if rival.store == place.name else None,
+        target=Target(">", 1, of_ratio=True) if rival.store == place.name and rival.root == ROOT else None,
     )

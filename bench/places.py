@@ -30,6 +30,7 @@ class Run:
     is_quick: bool
     folder: Path
     peers: tuple[Contestant, ...] = ()
+    before: Path | None = None  # Another checkout, with its own environment, that is measured in turn with this one.
     kills: int = 0  # How many leaders are killed to see how soon others lead; 0 is as many as usual.
     cells: int = 0  # How many stores of a million schedules are simulated; 0 is as many as usual.
 

@@ -68,12 +68,12 @@ class Bystanders:
 
     def __init__(self) -> None:
         self._since = time.monotonic()
-        self._others_s = _busy_s() - _ours_s()
+        self._others_s = _busy_s() - family_cpu_s(os.getpid())
 
     def share(self) -> float:
         """Return their share of all CPUs, from 0 to 1; steal time of the host is included."""
         passed_s = (time.monotonic() - self._since) * (os.cpu_count() or 1)
-        return max(0.0, _busy_s() - _ours_s() - self._others_s) / passed_s
+        return max(0.0, _busy_s() - family_cpu_s(os.getpid()) - self._others_s) / passed_s
 
 
 async def calm() -> None:
@@ -93,11 +93,11 @@ def _busy_s() -> float:
     return (user + nice + system + interrupts + soft_interrupts + stolen) / TICKS_PER_S
 
 
-def _ours_s() -> float:
-    """Return the CPU time of this process and its descendants, including those that have exited."""
+def family_cpu_s(pid: int) -> float:
+    """Return the CPU time of a process and its descendants, including those that have exited."""
     total = 0
-    for pid in family(os.getpid()):
+    for member in family(pid):
         with contextlib.suppress(OSError):
-            fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
+            fields = (Path("/proc") / str(member) / "stat").read_text().rpartition(")")[2].split()
             total += sum(int(field) for field in fields[11:15])
     return total / TICKS_PER_S

@@ -4,7 +4,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +20,7 @@ class Contestant:
     store: str
     pace: int  # Jobs per second that one process drained on two cores; only sets the length of a run.
     environment: str = "main"
+    root: Path = ROOT  # The checkout whose code runs.
     unsettled: str | None = None  # Cheap SQL count of the jobs whose completion is not committed yet.
     unfinished: str | None = None  # SQL count of the jobs that have not succeeded; may be slow.
 
@@ -40,6 +41,8 @@ class Contestant:
         return None if found else f"its environment is not in {folder()}"
 
     def _python(self) -> Path:
+        if self.root != ROOT:
+            return self.root / ".venv" / "bin" / "python"
         if self.environment == "headway":
             return Path(sys.executable)
         return folder() / self.environment / "bin" / "python"
@@ -66,6 +69,11 @@ def headway(store: str) -> Contestant:
         unsettled=_HEADWAY_UNSETTLED,
         unfinished=_HEADWAY_UNFINISHED,
     )
+
+
+def earlier(store: str, root: Path) -> Contestant:
+    """Return Headway as it is in another checkout."""
+    return replace(headway(store), name=f"before-headway-{store}", root=root)
 
 
 def _on_postgres(name: str, program: str, pace: int, unsettled: str | None, environment: str = "main") -> Contestant:

@@ -19,7 +19,8 @@ from typing import Final, Self
 
 import asyncpg
 
-from bench.peers.catalogue import ROOT, Contestant, folder
+from bench.bare import Bare, BarePostgres, BareSqlite
+from bench.peers.catalogue import Contestant, earlier, folder
 from bench.peers.kit import RECORD, WARM_UP
 from bench.peers.redis_server import RedisServer
 from bench.places import Place, PostgresPlace, Run
@@ -94,9 +95,10 @@ class Grounds:
 
 
 def rivals(run: Run, place: Place) -> list[Contestant]:
-    """Return the peers to compare with: other servers for a server database, other files for SQLite."""
+    """Return whom to compare with: the earlier build, other servers for a server database, other files for SQLite."""
     stores = ("sqlite",) if place.name == "sqlite" else ("postgresql", "redis")
-    return [peer for peer in run.peers if peer.store in stores]
+    builds = [] if run.before is None else [earlier(place.name, run.before)]
+    return builds + [peer for peer in run.peers if peer.store in stores]
 
 
 class Stage:
@@ -175,6 +177,18 @@ class Stage:
             disturbed=disturbed,
         )
 
+    async def started(self, jobs: int) -> float:
+        """Wait until this many jobs have started, of a backlog that is larger; return the jobs per second."""
+        await self.bodies(jobs)
+        hits = self.hits()[:jobs]
+        return jobs / ((hits[-1].started_ns - hits[0].started_ns) / 1e9)
+
+    async def bare(self) -> Bare:
+        """Connect to the store with its driver alone."""
+        if self._contestant.store == "sqlite":
+            return BareSqlite(self._addresses["BENCH_SQLITE"])
+        return await BarePostgres.connect(self._addresses["BENCH_POSTGRES"])
+
     async def _settled_ns(self) -> int | None:
         """Wait until the store has every completion; return the time when this was first seen."""
         if self._contestant.unsettled is None or self._contestant.unfinished is None:
@@ -208,7 +222,7 @@ class Stage:
             env={
                 **os.environ,
                 **self._addresses,
-                "PYTHONPATH": str(ROOT),
+                "PYTHONPATH": str(self._contestant.root),
                 "PYTHONDONTWRITEBYTECODE": "1",
                 "BENCH_VARIANT": self._contestant.name,
                 "BENCH_RECORD": str(self._record),

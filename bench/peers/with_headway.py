@@ -20,8 +20,10 @@ KEYS: Final = 10_000
 LIMITS: Final[dict[str, dict[str, Any]]] = {
     "queue-limit": {"queue:default": {"concurrency": 500}},
     "keys": {"key-*": {"concurrency": 5}},
+    "one-place": {"queue:default": {"concurrency": 1}},
 }
 JOBS: Final[dict[str, dict[str, Any]]] = {
+    "tenant": {"tenant": "acme"},
     "tenants": {"tenant": lambda row: f"t{row['key'] % TENANTS}"},
     "keys": {"limit": lambda row: f"key-{row['key'] % KEYS}"},
 }
@@ -50,12 +52,14 @@ async def setup() -> None:
 @asynccontextmanager
 async def producer() -> AsyncIterator[Awaited]:
     """Open a client."""
+    options = JOBS.get(KIND, {})
+    single = noop if any(callable(value) for value in options.values()) else noop.options(**options)
 
     async def one(key: int, sent_ns: int) -> None:
-        await noop.enqueue(key=key, sent_ns=sent_ns)
+        await single.enqueue(key=key, sent_ns=sent_ns)
 
     async def many(keys: Sequence[int]) -> None:
-        await noop.enqueue_many([{"key": key, "sent_ns": 0} for key in keys], **JOBS.get(KIND, {}))
+        await noop.enqueue_many([{"key": key, "sent_ns": 0} for key in keys], **options)
 
     async with app:
         yield Awaited(one, many)

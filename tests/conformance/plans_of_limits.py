@@ -48,7 +48,7 @@ HOT: dict[str, dict[str, Any]] = {
     "mark_shares": {**HERE, "shares": '[{"of_tenant": "t-7", "charge": 5}]'},
     "mark_gates": {"gates": GATES},
     "lock_shares": {"shares": SHARES},
-    "charge": {"needs": "", "charges": CHARGES},
+    "charge": {"needs": "", "cost": 1, "charges": CHARGES},
     "suspect": {"id": JOB},
     "waiting_gates": {"after": "", "limit": 200},
     "relabel": {"after": "", "limit": 5_000},

@@ -154,18 +154,56 @@ async def test_twenty_long_jobs_are_charged_while_they_run(store: Store) -> None
 
 async def test_charges_of_one_tenant_in_one_call_add_up(backend: Backend) -> None:
     store = backend.store
-    await fill(store, 1, tenant="acme")
-    await claimed(store)
+    await fill(store, 2, tenant="acme")
+    await claim(store, limit=1)  # The other job waits, so the tenant has a share.
     [before] = await backend.sql("select * from headway_shares where tenant = 'acme'")
     one = Charge(queue="default", tenant="acme", more=SECOND, took=2 * SECOND, jobs=1)
-    unknown = Charge(queue="never", tenant="used", more=SECOND, took=SECOND, jobs=1)
+    await store.tenants.put(Tenant.build("new", weight=2), author="ada")
+    unknown = Charge(queue="other", tenant="new", more=SECOND, took=SECOND, jobs=1)
     await store.work.charge([one, unknown, one])
+    [new] = await backend.sql("select * from headway_shares where tenant = 'new'")
+    assert (new["queue"], new["vtime"], new["weight"]) == ("other", SECOND // 2, 2)
+    assert (new["cost"], new["used"], new["open"]) == (SECOND, SECOND, 0)
     [after] = await backend.sql("select * from headway_shares where tenant = 'acme'")
     assert (after["vtime"] - before["vtime"], after["used"]) == (2 * SECOND, 4 * SECOND)
     assert after["cost"] == (before["cost"] * 4 + 2 * SECOND) // 5
     await store.work.charge([Charge(queue="default", tenant="acme", more=-SECOND, took=0, jobs=0)])
     [refunded] = await backend.sql("select * from headway_shares where tenant = 'acme'")
     assert refunded["vtime"] - before["vtime"] == SECOND
+
+
+async def test_only_tenant_with_jobs_is_claimed_without_a_share(backend: Backend) -> None:
+    store = backend.store
+    await fill(store, 3, tenant="acme")
+    jobs = (await claim(store, limit=10)).jobs
+    assert [(job.tenant, job.share, job.reserved) for job in jobs] == [("acme", "acme", 0)] * 3
+    assert await backend.count("headway_shares") == await backend.count("headway_rings") == 0
+    assert not (await claim(store)).has_lanes
+
+
+async def test_only_tenant_gets_a_share_when_jobs_are_left(backend: Backend) -> None:
+    """Because there was no room for all of them, or because this worker cannot run them."""
+    store = backend.store
+    await fill(store, 3, tenant="acme")
+    first = await claim(store, limit=2)
+    assert (len(first.jobs), first.has_more) == (2, True)
+    assert await backend.count("headway_shares", "tenant = 'acme' and open = 1") == 1
+    assert len((await claim(store, skip=["report"])).jobs) == 0
+    assert len((await claim(store)).jobs) == 1
+    await fill(store, 1, tenant="globex")
+    assert not (await claim(store, skip=["report"])).jobs
+    assert [job.tenant for job in (await claim(store)).jobs] == ["globex"]
+
+
+async def test_other_tenants_are_not_passed_over_for_the_only_one_that_rang(store: Store) -> None:
+    await fill(store, 50, tenant="acme")
+    assert len((await claim(store, limit=20)).jobs) == 20
+    await fill(store, 20, tenant="globex")
+    await store.work.charge([Charge(queue="default", tenant="globex", more=MINUTE, took=MINUTE, jobs=1)])
+    assert {job.tenant for job in (await claim(store, limit=20)).jobs} == {"acme"}
+    await fill(store, 1)
+    await fill(store, 1, tenant="globex")
+    assert {job.tenant for job in await claimed(store)} == {"acme", "globex", "default"}
 
 
 async def test_more_tenants_than_one_claim_looks_at(store: Store) -> None:

@@ -9,7 +9,8 @@ import pytest
 from headway.core.instants import Instant
 from headway.core.limits import Limit, Rules
 from headway.store import Store, lanes
-from headway.store.lanes import ClaimRequest, LaneClaims, _count_running, _Gate, _gate
+from headway.store.claim_request import ClaimRequest
+from headway.store.lanes import LaneClaims, _count_running, _Gate, _gate
 from headway.store.postgres import PostgresDriver
 from headway.store.statements import POSTGRES, catalogue, parse, positional
 from headway.store.transaction import Transaction, as_json, call, one
@@ -211,13 +212,35 @@ async def test_freed_place_is_not_lost_while_a_lane_is_held_up(shared: Backend) 
 
 async def test_job_that_gets_ready_while_its_lane_is_closed_is_found(shared: Backend) -> None:
     store = shared.store
-    await fill(store, 1, tenant="acme")
+    for tenant in ("acme", "globex"):
+        await fill(store, 1, tenant=tenant)
     begin = LaneClaims()
     async with Interrupted(shared, lambda: begin.claim(_request("default")), after="mark_lanes") as other:
         await other.act(fill(store, 1, tenant="acme"))
-    assert len(other.result.jobs) == 1
+    assert len(other.result.jobs) == 2
     assert await store.work.ready_queues() == {"default": True}
     assert len(await claimed(store)) == 1
+
+
+@pytest.mark.parametrize("step", ["take_rings", "claim_lanes", "lanes_left"])
+async def test_job_that_gets_ready_while_the_only_tenant_is_claimed_is_found(shared: Backend, step: str) -> None:
+    store = shared.store
+    await fill(store, 1, tenant="acme")
+    begin = LaneClaims()
+    async with Interrupted(shared, lambda: begin.claim(_request("default")), after=step) as other:
+        await other.act(fill(store, 1, tenant="acme"))
+    rest = await claimed(store) if (await store.work.ready_queues()) else []
+    assert len([*other.result.jobs, *rest]) == 2
+
+
+async def test_limit_of_the_only_tenant_is_defined_while_it_is_claimed(shared: Backend) -> None:
+    store = shared.store
+    await fill(store, 3, tenant="acme")
+    begin = LaneClaims()
+    async with Interrupted(shared, lambda: begin.claim(_request("default", 1)), after="claim_lanes") as other:
+        await other.act(put(store, "tenant:*", concurrency=1))
+    assert len(other.result.jobs) == await running(shared) == 1
+    assert await claimed(store) == []
 
 
 @each_kind

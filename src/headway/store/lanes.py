@@ -3,7 +3,8 @@
 The steps, each a statement, because a statement that waited for a lock still sees what was committed before it began:
 
     read the revision of the limits, which nobody can change until the claim is committed
-    open the lanes that got jobs (rings), or whose gate got a free place
+    take the rings of lanes that got jobs; if there is only one such lane, claim from it, and that is all (`only_lane`)
+    open these lanes, and those whose gate got a free place
     take the tenants that have used least of the queue, and their lanes
     lock their gates; count what runs under them
     decide (`core/fairness.py`), claim, and write down who was served and who waits at which gate
@@ -36,7 +37,9 @@ from headway.core.limits import (
 )
 from headway.core.ports import LaneClaim
 from headway.core.tenants import DEFAULT_TENANT
+from headway.store.claim_request import ClaimRequest, lane_columns, lane_of
 from headway.store.job_rows import count_in, read_claimed
+from headway.store.only_lane import claim_only, only_lane
 from headway.store.transaction import Row, Rows, StatementCall, Transaction, as_json, call
 
 RINGS_MAX: Final = 1_000
@@ -47,19 +50,6 @@ REOPEN_MAX: Final = 100  # Lanes of one gate that are opened at once.
 RELABEL_MAX: Final = 100  # Jobs that a claim puts into the lane of their task.
 FORCE_LOOK: Final = 500 * MILLISECOND  # How soon to look again at a limit that is not in force, if its author died.
 _TENANT: Final = 6  # The place of the tenant among the columns of a claimed job.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimRequest:
-    """What a worker can take of a queue."""
-
-    queue: str
-    node: str
-    lease: Duration
-    room: int
-    needs: str = ""
-    skip: Collection[str] = ()
-    past: Collection[str] = ()  # Tenants of whose jobs it can take none at the moment.
 
 
 class ClaimedInVain(Exception):
@@ -110,9 +100,16 @@ class LaneClaims:
             return LaneClaim()
         rules = yield from self.rules(row["revision"])
         is_gated = rules.find(f"queue:{request.queue}") is not None
-        rings, opened = yield from open_rung(request, has_usual=bool(row["has_usual"]), opens_usual=is_gated)
+        rings = yield call("take_rings", queue=request.queue, limit=RINGS_MAX)
+        lane = only_lane(rings, row, request, rules)
+        if lane is not None:
+            jobs, is_left = yield from claim_only(lane, request, held=rules.bits)
+            if is_left:
+                yield from open_rung(request, rings, has_usual=False, opens_usual=False)
+            return LaneClaim(jobs=jobs, has_lanes=is_left, has_more=is_left)
+        opened = yield from open_rung(request, rings, has_usual=bool(row["has_usual"]), opens_usual=is_gated)
         claim = _Claim(request, rules, now=row["now"], opened=opened)
-        claim.has_moved, claim.has_more = rings > 0, rings == RINGS_MAX
+        claim.has_moved, claim.has_more = bool(rings), len(rings) == RINGS_MAX
         return (yield from claim.run())
 
     def claim_apart(self, job_id: str, *, node: str, lease: Duration) -> Transaction[tuple[Claimed, Duration] | None]:
@@ -219,18 +216,16 @@ def _write_rates(gates: Mapping[str, _Gate], now: Instant) -> Transaction[None]:
         yield call("mark_gates", gates=as_json(starts))
 
 
-def open_rung(request: ClaimRequest, *, has_usual: bool, opens_usual: bool) -> Transaction[tuple[int, set[Lane]]]:
-    """Open the lanes of a queue that got jobs; return how many rings there were, and the lanes that were closed.
+def open_rung(request: ClaimRequest, rings: Rows, *, has_usual: bool, opens_usual: bool) -> Transaction[set[Lane]]:
+    """Open the lanes of a queue that got jobs; return those that were closed.
 
     Jobs of the lane `USUAL` do not ring, so every claim looks for them.
     """
-    rings = yield call("take_rings", queue=request.queue, limit=RINGS_MAX)
     rung = {(request.queue, ring["needs"], ring["tenant"], ring["limit_key"], ring["limited_task"]) for ring in rings}
     if has_usual or opens_usual:
         rung.add((request.queue, request.needs, DEFAULT_TENANT, "", ""))
     opened = yield from _open(rung, [], has_usual=has_usual)
-    lanes = {Lane(row["tenant"], row["limit_key"], row["limited_task"]) for row in opened}
-    return len(rings), lanes
+    return {lane_of(row) for row in opened}
 
 
 def reopen(lanes: Collection[tuple[str, ...]]) -> Transaction[frozenset[str]]:
@@ -273,10 +268,6 @@ _HELD_LANE: Final = ("in_queue", "for_needs", "of_tenant", "of_key", "of_task")
 
 def _named(columns: Sequence[str], values: Sequence[str]) -> dict[str, str]:
     return dict(zip(columns, values, strict=True))
-
-
-def _of(lane: Lane) -> dict[str, object]:
-    return {"of_tenant": lane.tenant, "of_key": lane.limit_key, "of_task": lane.limited_task}
 
 
 USUAL: Final = Lane(DEFAULT_TENANT)
@@ -349,23 +340,13 @@ class _Claim:
         if self.shares:
             tenants = as_json([{"of_tenant": tenant} for tenant in self.shares])
             for row in (yield call("next_lanes", **where, tenants=tenants, limit=LANES_MAX)):
-                lane = Lane(row["tenant"], row["limit_key"], row["limited_task"])
+                lane = lane_of(row)
                 self.shares[lane.tenant].lanes.append(lane)
                 self.waited[lane] = row["held_by"], row["look_at"]
 
     def _take(self, plan: ClaimPlan) -> Transaction[None]:
         request = self.request
-        rows = yield call(
-            "claim_lanes",
-            queue=request.queue,
-            needs=request.needs,
-            node=request.node,
-            lease=request.lease,
-            held=self.rules.bits,
-            skip=as_json(sorted(request.skip)),
-            lanes=as_json([{**_of(lane), "most": most} for lane, most in plan.most.items()]),
-            most=max(plan.most.values()),
-        )
+        rows = yield request.take(plan.most, held=self.rules.bits)
         got: Counter[Lane] = Counter()
         for row in rows:
             *columns, limit_key, limited_task = row
@@ -391,7 +372,7 @@ class _Claim:
             raise ClaimedInVain(self._answer())
         where = {"queue": self.request.queue, "needs": self.request.needs}
         if marks:
-            rows = [{**_of(lane), **mark} for lane, mark in marks.items()]
+            rows = [{**lane_columns(lane), **mark} for lane, mark in marks.items()]
             yield call("mark_lanes", **where, lanes=as_json(rows))
         changed = sorted(self.shares.keys() & {*(lane.tenant for lane in marks), *empty})
         if changed:
@@ -434,13 +415,13 @@ class _Claim:
         Jobs of a limited task that were enqueued by a transaction older than the limit get into its lane here.
         """
         has_tasks = bool(self.rules.bits & BITS["task"])
-        short = [{**_of(lane), "most": RELABEL_MAX} for lane in self.short if has_tasks or lane != USUAL]
+        short = [{**lane_columns(lane), "most": RELABEL_MAX} for lane in self.short if has_tasks or lane != USUAL]
         if not short:
             return
         where = {"queue": self.request.queue, "needs": self.request.needs, "lanes": as_json(short)}
         rows = yield call("lanes_left", **where, skip=as_json(sorted(self.request.skip)), has_tasks=int(has_tasks))
         for row in rows:
-            lane = Lane(row["tenant"], row["limit_key"], row["limited_task"])
+            lane = lane_of(row)
             if row["is_left"]:
                 self.left.add(lane)
             if row["is_left"] and not row["is_ready"] and lane != USUAL:

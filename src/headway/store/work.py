@@ -10,13 +10,15 @@ from typing import Final
 import msgspec
 
 from headway.core.errors import LeaseLost
+from headway.core.fairness import COST_DEFAULT
 from headway.core.instants import DURATION_MAX, INSTANT_MAX, Duration
 from headway.core.job_logs import LOG_LINE_OVERHEAD
 from headway.core.jobs import Claimed, EnqueuedRow, NewJob, Report, Suspect
 from headway.core.lifecycle import Released, Settlement, Status, settle
 from headway.core.ports import Charge, LaneClaim
+from headway.store.claim_request import ClaimRequest
 from headway.store.job_rows import count_in, read_claimed, read_lost_attempt
-from headway.store.lanes import ClaimedInVain, ClaimRequest, LaneClaims, held_lanes, lane_key, reopen
+from headway.store.lanes import ClaimedInVain, LaneClaims, held_lanes, lane_key, reopen
 from headway.store.queue import enqueue, with_earlier
 from headway.store.settlement import completed, refuse, settle_attempts
 from headway.store.transaction import ConstraintViolated, Driver, Row, StatementCall, Transaction, as_json, call
@@ -75,7 +77,7 @@ def _charge_call(charges: Sequence[Charge]) -> StatementCall:
         {"in_queue": queue, "of_tenant": tenant, "more": more, "took": took, "jobs": jobs}
         for (queue, tenant), (more, took, jobs) in sorted(sums.items())
     ]
-    return call("charge", needs="", charges=as_json(rows))
+    return call("charge", needs="", cost=COST_DEFAULT, charges=as_json(rows))
 
 
 class _ReportRow(msgspec.Struct, frozen=True):

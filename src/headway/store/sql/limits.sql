@@ -3,13 +3,17 @@
 
 -- name: limits_revision
 -- Read the revision of the limits and keep it from changing until this claim is committed. Also say whether the queue is
--- paused, and has jobs that do not ring.
+-- paused, has jobs that do not ring, and has tenants whose jobs wait.
 select value as revision, {now} as now,
   exists (select 1 from headway_queues where name = :queue and paused_at is not null) as is_paused,
   exists (
     select 1 from headway_jobs where status = 'PENDING' and queue = :queue and needs = :needs and tenant = 'default'
       and limit_key = '' and limited_task = '' and company is null
-  ) as has_usual
+  ) as has_usual,
+  exists (
+    select 1 from headway_shares where queue = :queue and needs = :needs and open = 1
+      and (tenant <> 'default' or :needs <> '')
+  ) as has_open
 from headway_counters where name = 'limits' {share};
 
 -- name: lock_limits
@@ -281,18 +285,21 @@ select s.tenant from {each shares as r (queue text, needs text, tenant text)}
 
 -- name: charge
 -- Charge tenants for what their jobs took beyond what was charged when they started. Shares are locked in their order, and
--- only for this statement, because claims pass over shares that are locked.
-with locked as materialized (
-  select s.tenant from {each charges as r (in_queue text, of_tenant text)}
-    headway_shares as h where h.queue = r.in_queue and h.needs = :needs and h.tenant = r.of_tenant limit 1 {lock}
-  {end_each headway_shares as s}
-)
-update headway_shares
-set vtime = vtime + r.more / weight, used = used + r.took,
-  cost = case when r.jobs = 0 then cost else (cost * 4 + r.took / r.jobs) / 5 end
-from {rows charges as r (in_queue text, of_tenant text, more bigint, took bigint, jobs integer)}
-where queue = r.in_queue and needs = :needs and tenant = r.of_tenant and queue {among charges in_queue}
-  and tenant {among charges of_tenant} and (select count(*) from locked) > 0;
+-- only for this statement, because claims pass over shares that are locked. A tenant whose jobs never had to wait has no
+-- share yet.
+insert into headway_shares (queue, needs, tenant, vtime, weight, cost, used, open)
+select c.in_queue, :needs, c.of_tenant, c.more / c.weight, c.weight,
+  case when c.jobs = 0 then :cost else c.took / c.jobs end, c.took, 0
+from (
+  select r.in_queue, r.of_tenant, r.more, r.took, r.jobs,
+    coalesce((select t.weight from headway_tenants t where t.name = r.of_tenant), 1) as weight
+  from {rows charges as r (in_queue text, of_tenant text, more bigint, took bigint, jobs integer)}
+) as c
+where true
+order by c.in_queue, c.of_tenant
+on conflict (queue, needs, tenant) do update set
+  vtime = headway_shares.vtime + excluded.vtime, used = headway_shares.used + excluded.used,
+  cost = case when excluded.used = 0 then headway_shares.cost else (headway_shares.cost * 4 + excluded.cost) / 5 end;
 
 -- name: recheck_lanes
 -- Look again at lanes that wait for rates with names like this, because the limit has changed.

@@ -14,6 +14,11 @@ create index headway_jobs_lane
   where status = 'PENDING';
 drop index headway_jobs_ready;
 
+-- One index for the jobs of a tenant by id, and by task. Each change of a job writes an entry to each of its indexes.
+drop index headway_jobs_latest;
+drop index headway_jobs_tenant;
+create index headway_jobs_tenant on headway_jobs (tenant, id, task) where tenant <> 'default';
+
 -- What runs is counted from leases. Attempts are in these indexes only while a limit of that kind exists.
 create index headway_jobs_held_queue on headway_jobs (queue) where lease_until is not null and (held & 1) = 1;
 create index headway_jobs_held_task on headway_jobs (task) where lease_until is not null and (held & 2) = 2;
@@ -112,13 +117,18 @@ create table headway_rings (
 );
 create index headway_rings_queue on headway_rings (queue, seq);
 
+-- One ring per lane is enough. On PostgreSQL, statements would wait for each other here; a statement rings once there.
+-- only for sqlite, as one statement:
+create unique index headway_rings_lane on headway_rings (queue, needs, tenant, limit_key, limited_task)
+
 -- only for sqlite, as one statement:
 create trigger headway_ring_new after insert on headway_jobs
 when new.status = 'PENDING'
   and (new.tenant <> 'default' or new.limit_key <> '' or new.limited_task <> '' or new.needs <> '')
 begin
   insert into headway_rings (queue, needs, tenant, limit_key, limited_task)
-  values (new.queue, new.needs, new.tenant, new.limit_key, new.limited_task);
+  values (new.queue, new.needs, new.tenant, new.limit_key, new.limited_task)
+  on conflict do nothing;
 end
 
 -- only for sqlite, as one statement:
@@ -127,7 +137,8 @@ when new.status = 'PENDING'
   and (new.tenant <> 'default' or new.limit_key <> '' or new.limited_task <> '' or new.needs <> '')
 begin
   insert into headway_rings (queue, needs, tenant, limit_key, limited_task)
-  values (new.queue, new.needs, new.tenant, new.limit_key, new.limited_task);
+  values (new.queue, new.needs, new.tenant, new.limit_key, new.limited_task)
+  on conflict do nothing;
 end
 
 -- only for postgresql, as one statement:
