@@ -15,7 +15,7 @@ const api = new URL(given("api", "http://127.0.0.1:8480"));
 const port = Number(given("port", "8490"));
 const prefix = given("prefix", "/");
 const folder = await mkdtemp(join(tmpdir(), "headway-pages-"));
-const TYPES = { "index.html": "text/html; charset=utf-8", "app.js": "text/javascript", "app.css": "text/css", "icon.svg": "image/svg+xml" };
+const TYPES = { "index.html": "text/html; charset=utf-8", "app.js": "text/javascript", "plot.js": "text/javascript", "app.css": "text/css", "icon.svg": "image/svg+xml" };
 // The same policy as in production, so that what it would refuse is seen here first.
 const POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'self'";
 

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "dashboard"
 BUILT = ROOT / "src" / "headway" / "server" / "static" / "dashboard"
-FILES = ("index.html", "app.js", "app.css", "icon.svg")
+FILES = ("index.html", "app.js", "plot.js", "app.css", "icon.svg")
 NOT_SOURCES = {"node_modules", "build", "test"}
 NODE_MIN = 18
 NODE_LOCK = ROOT / "scripts" / "node.lock"

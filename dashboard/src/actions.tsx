@@ -1,5 +1,5 @@
 /** All actions: each asks before it destroys something, shows its command, and reports the outcome. */
-import { apiUrl, ask, wordsOf } from "./api.ts";
+import { ApiError, apiUrl, ask, wordsOf } from "./api.ts";
 import { command } from "./cli.ts";
 import { confirm, type Answers } from "./dialog.tsx";
 import type { Json } from "./exact.ts";
@@ -10,7 +10,7 @@ import { readStats } from "./state.ts";
 import { isFinal } from "./statuses.ts";
 import { say, type Toast } from "./toasts.tsx";
 import type { FailureGroup, JobNews, Letters, Schedule } from "./models.ts";
-import type { Delivery, Job, ManyOutcome, Queue, Token, Webhook, Worker } from "./types.ts";
+import type { Delivery, Job, Limit, ManyOutcome, Queue, Token, Webhook, Worker } from "./types.ts";
 import { Badge } from "./ui.tsx";
 import { scheduleCommand, scheduleUrl } from "./whose.ts";
 
@@ -239,6 +239,47 @@ export function toggleQueue(queue: Queue, after: () => void): void {
     act: async ({ reason }) => {
       await post(["queues", queue.name, "pause"], { reason });
       say({ words: `The queue ${queue.name} is paused.`, command: line({ reason }) });
+      after();
+    },
+  });
+}
+
+// --- limits and tenants
+
+/**
+ * Send a definition, but not over a change that somebody else has made since it was shown: then `shown` gets the new one,
+ * and an error says what it is, so that the next attempt knows what it replaces.
+ */
+export async function define<Shape>(parts: readonly string[], body: Body, shown: { current: Shape | null }, words: (found: Shape | null) => string): Promise<Shape> {
+  const found = await ask<Shape>(apiUrl(parts)).catch((error: unknown) => {
+    if (error instanceof ApiError && error.status === 404) return null;
+    throw error;
+  });
+  if (words(found) !== words(shown.current)) {
+    const what = shown.current === null ? "It exists already" : "Somebody else has changed it meanwhile";
+    shown.current = found;
+    throw new Error(`${what}: it ${words(found)}. Submit again to replace that`);
+  }
+  return ask<Shape>(apiUrl(parts), { method: "PUT", body: given(body) });
+}
+
+/** Remove a limit. */
+export function removeLimit(limit: Limit, after: () => void): void {
+  const line = command(["limits", "remove", limit.name]);
+  confirm({
+    title: `Remove the limit ${limit.name}?`,
+    words: (
+      <>
+        <p>Jobs that wait for it may start, and new jobs that name it are rejected.</p>
+        {limit.owner && <p>It is declared by {limit.owner}, which puts it back when it starts.</p>}
+      </>
+    ),
+    verb: "Remove it",
+    isGrave: true,
+    command: () => line,
+    act: async () => {
+      await ask(apiUrl(["limits", limit.name]), { method: "DELETE" });
+      say({ words: `The limit ${limit.name} is removed.`, command: line });
       after();
     },
   });

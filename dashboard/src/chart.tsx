@@ -1,9 +1,26 @@
-/** Lines and bars over time, drawn by uPlot in the colours of the page. */
-import { useEffect, useRef } from "preact/hooks";
-import uPlot from "uplot";
+/** Lines and bars over time, drawn by uPlot in the colours of the page. uPlot is loaded when the first chart is shown. */
+import { useEffect, useRef, useState } from "preact/hooks";
+import type uPlot from "uplot";
 import { duration, inZone } from "./format.ts";
 import { theme } from "./state.ts";
 import { Legend } from "./ui.tsx";
+
+type Plot = typeof uPlot;
+
+let known: Plot | null = null;
+
+/** Return what draws, once it is loaded; a chart that cannot be loaded stays empty, and its summary says the same. */
+function usePlot(): Plot | null {
+  const [plot, setPlot] = useState(() => known);
+  useEffect(() => {
+    if (plot === null)
+      void import("./plot.js").then(
+        (loaded) => setPlot(() => (known = loaded.default)),
+        () => undefined,
+      );
+  }, []);
+  return plot;
+}
 
 export interface Line {
   label: string;
@@ -30,14 +47,15 @@ export function Chart({ title, summary, at, lines, unit, band, height = 150 }: P
   const chart = useRef<uPlot | null>(null);
   const shape = lines.map((line) => `${line.label} ${line.colour} ${line.kind ?? ""}`).join("|");
   const chosen = theme.value;
+  const plot = usePlot();
   const step = at.length > 1 ? at[1]! - at[0]! : 1;
 
   useEffect(() => {
     const element = frame.current;
-    if (element === null) return undefined;
+    if (element === null || plot === null) return undefined;
     const make = (): void => {
       chart.current?.destroy();
-      chart.current = new uPlot(optionsOf(element, lines, unit, band, height, step), dataOf(at, lines), element);
+      chart.current = new plot(optionsOf(plot, element, lines, unit, band, height, step), dataOf(at, lines), element);
     };
     make();
     const watch = new ResizeObserver(() => chart.current?.setSize({ width: element.clientWidth, height }));
@@ -50,7 +68,7 @@ export function Chart({ title, summary, at, lines, unit, band, height = 150 }: P
       chart.current?.destroy();
       chart.current = null;
     };
-  }, [shape, unit, height, chosen, step, band?.join()]);
+  }, [plot, shape, unit, height, chosen, step, band?.join()]);
 
   useEffect(() => chart.current?.setData(dataOf(at, lines)), [at, lines]);
 
@@ -69,7 +87,7 @@ function dataOf(at: readonly number[], lines: readonly Line[]): uPlot.AlignedDat
   return [[...at], ...lines.map((line) => [...line.values])];
 }
 
-function optionsOf(element: HTMLElement, lines: readonly Line[], unit: string, band: readonly [number, number] | undefined, height: number, step: number): uPlot.Options {
+function optionsOf(plot: Plot, element: HTMLElement, lines: readonly Line[], unit: string, band: readonly [number, number] | undefined, height: number, step: number): uPlot.Options {
   const colour = (name: string): string => colourOf(element, name);
   const said = (value: number): string => (unit === "seconds" ? duration(value * 1000) : value.toLocaleString("en-US"));
   // Half a bar, so that the first and the last are complete.
@@ -89,7 +107,7 @@ function optionsOf(element: HTMLElement, lines: readonly Line[], unit: string, b
       {},
       ...lines.map((line): uPlot.Series => {
         const stroke = colour(line.colour);
-        if (line.kind === "bars") return { label: line.label, stroke, fill: stroke, width: 0, paths: uPlot.paths.bars!({ size: [0.8, 14] }), points: { show: false } };
+        if (line.kind === "bars") return { label: line.label, stroke, fill: stroke, width: 0, paths: plot.paths.bars!({ size: [0.8, 14] }), points: { show: false } };
         if (line.kind === "points") return { label: line.label, stroke, width: 0, paths: () => null, points: { show: true, size: 6, fill: stroke } };
         return { label: line.label, stroke, width: 2, spanGaps: true, points: { show: false } };
       }),

@@ -63,6 +63,13 @@ export function timeLeft(at: string | null | undefined, now: number): string {
   return left > 0 ? `about ${duration(Math.ceil(left / SECOND) * SECOND)} left` : "";
 }
 
+const SIZES: Readonly<Record<string, number>> = { d: DAY, h: HOUR, m: MINUTE, s: SECOND, ms: 1, us: 0.001 };
+
+/** Parse a duration of the API, such as `1h30m`, to milliseconds. */
+export function span(text: string): number {
+  return [...text.matchAll(/(\d+)(ms|us|[dhms])/g)].reduce((sum, [, number, unit]) => sum + Number(number) * SIZES[unit!]!, 0);
+}
+
 /** Parse a time of the API; NaN if there is none. */
 export function instant(text: string | null | undefined): number {
   return text ? Date.parse(text) : Number.NaN;

@@ -1,7 +1,9 @@
 /** Data loading for pages: once, again on request, and cancelled when the page is left. */
 import { useCallback, useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { ask, wordsOf } from "./api.ts";
+import { bindKeys } from "./keys.ts";
 import { hear, liveState, onReadAgain, type News } from "./live.ts";
+import { goBack } from "./router.ts";
 
 export interface Read<Shape> {
   data: Shape | null;
@@ -73,6 +75,31 @@ export function useNews(listener: (news: readonly News[]) => void): void {
   const latest = useRef(listener);
   latest.current = listener;
   useLayoutEffect(() => hear((news) => latest.current(news)), []);
+}
+
+/** Load a URL, and keep it fresh: at intervals, and soon after jobs have changed. */
+export function useFresh<Shape>(address: string): Read<Shape> {
+  const read = useRead<Shape>(address, { every: 5_000 });
+  const soon = useCalm(read.again, 1_000);
+  useNews((news) => news.some((one) => one.kind !== "progress") && soon());
+  return read;
+}
+
+/** Move between the rows of a list with j and k: the focus goes to their links, which Enter opens. */
+export function useRowKeys(): void {
+  useLayoutEffect(() => {
+    const move = (step: number): void => {
+      const links = [...document.querySelectorAll<HTMLElement>("main tbody .cell-main a")];
+      const place = links.findIndex((link) => link.closest("tr")?.contains(document.activeElement));
+      links[Math.max(0, Math.min(links.length - 1, place + step))]?.focus();
+    };
+    return bindKeys({ j: () => move(1), k: () => move(-1) });
+  }, []);
+}
+
+/** Let Escape go back, or to the page above. */
+export function useBackKey(above: string): void {
+  useLayoutEffect(() => bindKeys({ Escape: () => goBack(above) }), [above]);
 }
 
 /** Throttle a function; the last call counts. */

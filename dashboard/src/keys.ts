@@ -12,6 +12,8 @@ export const PAGES: readonly { key: string; path: string; name: string }[] = [
   { key: "j", path: "jobs", name: "Jobs" },
   { key: "s", path: "schedules", name: "Schedules" },
   { key: "q", path: "queues", name: "Queues & workers" },
+  { key: "l", path: "limits", name: "Limits" },
+  { key: "e", path: "tenants", name: "Tenants" },
   { key: "p", path: "problems", name: "Problems" },
   { key: "t", path: "settings", name: "Settings" },
 ];

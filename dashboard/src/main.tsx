@@ -8,6 +8,7 @@ import { startKeys } from "./keys.ts";
 import { startLive, stopLive } from "./live.ts";
 import { JobPage } from "./pages/job.tsx";
 import { JobsPage } from "./pages/jobs.tsx";
+import { LimitPage, LimitsPage } from "./pages/limits.tsx";
 import { NowPage } from "./pages/now.tsx";
 import { ProblemsPage } from "./pages/problems.tsx";
 import { QueuesPage } from "./pages/queues.tsx";
@@ -15,6 +16,7 @@ import { SchedulePage } from "./pages/schedule.tsx";
 import { SchedulesPage } from "./pages/schedules.tsx";
 import { SettingsPage } from "./pages/settings.tsx";
 import { SignInPage } from "./pages/signin.tsx";
+import { TenantPage, TenantsPage } from "./pages/tenants.tsx";
 import { route, startRouter } from "./router.ts";
 import { Shell } from "./shell.tsx";
 import { readMe, readStats, startState, startTheme } from "./state.ts";
@@ -32,6 +34,10 @@ function Current() {
       return second === undefined ? <SchedulesPage /> : <SchedulePage key={`${route.value.query["tenant"] ?? ""}\u0000${second}`} name={second} tenant={route.value.query["tenant"]} />;
     case "queues":
       return <QueuesPage />;
+    case "limits":
+      return second === undefined ? <LimitsPage /> : <LimitPage key={second} name={second} />;
+    case "tenants":
+      return second === undefined ? <TenantsPage /> : <TenantPage key={second} name={second} />;
     case "problems":
       return <ProblemsPage />;
     case "settings":

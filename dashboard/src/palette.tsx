@@ -23,6 +23,8 @@ const FIXED: readonly Entry[] = [
   ...PAGES.map((page) => ({ words: page.name, kind: "page", act: () => go(`#/${page.path}`) })),
   ...STATUSES.map((status) => ({ words: `Jobs: ${lookOf(status).word.toLowerCase()}`, kind: "filter", act: () => go(href(["jobs"], { status })) })),
   { words: "New schedule", kind: "action", act: () => go("#/schedules?new=1") },
+  { words: "New limit", kind: "action", act: () => go("#/limits?new=1") },
+  { words: "Set a tenant", kind: "action", act: () => go("#/tenants?new=1") },
   { words: "Pause or resume live updates", kind: "action", act: togglePause },
   { words: "Change the theme", kind: "action", act: nextTheme },
   { words: "Keyboard help", kind: "action", act: () => (showsHelp.value = true) },

@@ -302,6 +302,12 @@ export interface Failures {
   is_exact: boolean;
 }
 
+/** The limits for which jobs wait: how many, and those for which most wait. */
+export interface FullLimits {
+  total: number;
+  items: Limit[];
+}
+
 /** An entry of a job's history. */
 export interface HistoryEntry {
   seq: number;
@@ -408,6 +414,20 @@ export interface LastHour {
   failure_rate: number;
 }
 
+/** A tenant whose oldest ready job has waited longer than it should. */
+export interface LateTenant {
+  name: string;
+  /** a duration */
+  wait_slo: string;
+  waited_seconds: number;
+}
+
+/** The tenants whose jobs wait longer than their `wait_slo`: how many, and those that are furthest beyond it. */
+export interface LateTenants {
+  total: number;
+  items: LateTenant[];
+}
+
 /** A node that decides schedules; `token` is its fencing token. */
 export interface LeadingNode {
   name: string;
@@ -464,6 +484,10 @@ export interface Limit {
   in_force: boolean;
   /** running jobs that it counts; null for a name that ends with * */
   running: number | null;
+  /** groups of jobs under the same limits that wait for this one, up to 1,000; of one tenant its own, and absent for queues */
+  held?: number;
+  /** when a rate that is used up allows the next start; for all tenants only */
+  next_at?: string | null;
   /** whether this request changed it */
   changed?: boolean;
 }
@@ -495,12 +519,14 @@ export interface LimitDetails {
   in_force: boolean;
   /** running jobs that it counts; null for a name that ends with * */
   running: number | null;
+  /** groups of jobs under the same limits that wait for this one, up to 1,000; of one tenant its own, and absent for queues */
+  held?: number;
+  /** when a rate that is used up allows the next start; for all tenants only */
+  next_at?: string | null;
   /** whether this request changed it */
   changed?: boolean;
   /** running jobs, those that run longest first */
   holders: LimitHolder[];
-  /** groups of jobs under the same limits that wait for this one */
-  held: number;
 }
 
 /** A start that a limit did not allow. */
@@ -523,6 +549,8 @@ export interface LimitHolder {
   task: string;
   tenant: string;
   since: string;
+  /** the name under which it counts, such as account-42 */
+  gate: string;
 }
 
 /** A log line of a job. A live one has no number yet. */
@@ -1039,6 +1067,8 @@ export interface Stats {
   dead: DeadLetterFigures;
   failing: FailingSchedule[];
   missed: MissedSchedule[];
+  limits: FullLimits;
+  tenants: LateTenants;
   /** faults in words */
   degraded: string[];
   at: string;
@@ -1078,6 +1108,12 @@ export interface Tenant {
   author: string | null;
   /** what its jobs took, in all queues */
   used_seconds: number;
+  /** of what all tenants used of all queues; for all tenants only */
+  used_part?: number;
+  /** ready jobs, counted up to 500 in a queue */
+  ready?: number;
+  /** since when one of them has waited; null: none waits */
+  oldest_ready_at?: string | null;
   /** whether this request changed it */
   changed?: boolean;
 }
@@ -1093,11 +1129,19 @@ export interface TenantDetails {
   author: string | null;
   /** what its jobs took, in all queues */
   used_seconds: number;
+  /** of what all tenants used of all queues; for all tenants only */
+  used_part?: number;
+  /** ready jobs, counted up to 500 in a queue */
+  ready?: number;
+  /** since when one of them has waited; null: none waits */
+  oldest_ready_at?: string | null;
   /** whether this request changed it */
   changed?: boolean;
   queues: TenantShare[];
   /** started jobs that were measured, the newest */
   waits: number;
+  /** median of how long they waited */
+  wait_p50_seconds: number | null;
   /** p95 of how long they waited */
   wait_p95_seconds: number | null;
   /** null without wait_slo, or without started jobs */
@@ -1108,6 +1152,10 @@ export interface TenantDetails {
 export interface TenantShare {
   queue: string;
   used_seconds: number;
+  /** of what all tenants used of the queue; for all tenants only */
+  used_part?: number;
+  /** its weight among those of all tenants of the queue; for all tenants only */
+  fair_part?: number;
   /** by which tenants are served, the least first; of all tenants only */
   share_seconds?: number;
 }

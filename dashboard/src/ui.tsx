@@ -140,6 +140,18 @@ export function Progress({ job, isLarge = false }: { job: JobNews; isLarge?: boo
   );
 }
 
+/** A bar with a text: how much of something is in use. */
+export function Gauge({ label, value, most, children }: { label: string; value: number; most: number; children: ComponentChildren }) {
+  return (
+    <>
+      <div class="gauge" role="meter" aria-label={label} aria-valuemin={0} aria-valuemax={most} aria-valuenow={Math.min(value, most)}>
+        <i style={{ "--part": String(most ? Math.min(1, value / most) : 0) }} />
+      </div>
+      <span class="figure">{children}</span>
+    </>
+  );
+}
+
 /** Describe the progress of a job: `65% · Transcoding 720p · 1,310 of 2,016 · about 4m left`. */
 export function progressWords(job: JobNews): string {
   const detail = job.detail;
@@ -171,6 +183,22 @@ export function JobLink({ id, children }: { id: string; children?: ComponentChil
   return (
     <a href={href(["jobs", id])} title={id}>
       {children ?? <code>{shortId(id)}</code>}
+    </a>
+  );
+}
+
+export function LimitLink({ name }: { name: string }) {
+  return (
+    <a href={href(["limits", name])}>
+      <Text of={name} most={80} />
+    </a>
+  );
+}
+
+export function TenantLink({ name }: { name: string }) {
+  return (
+    <a href={href(["tenants", name])}>
+      <Text of={name} most={80} />
     </a>
   );
 }
@@ -391,6 +419,23 @@ export function Fold({ title, children, isOpen = false }: { title: ComponentChil
       <summary>{title}</summary>
       {open && children()}
     </details>
+  );
+}
+
+/** The pager of a list by name. */
+export function NextPage({ path, next, after }: { path: string; next: string | null; after: string | undefined }) {
+  if (next === null && after === undefined) return null;
+  return (
+    <nav class="pager" aria-label="Pages of the list">
+      <a class="button" href={href([path])} {...(after === undefined ? { "aria-disabled": "true" as const } : {})}>
+        First
+      </a>
+      {next !== null && (
+        <a class="button" href={href([path], { cursor: next })}>
+          More
+        </a>
+      )}
+    </nav>
   );
 }
 

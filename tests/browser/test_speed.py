@@ -10,7 +10,7 @@ from playwright.sync_api import Browser
 
 from tests.support.browser import BUILT, ROOT
 
-PACKED_BYTES_MAX = 80_000
+PACKED_BYTES_MAX = 64_000
 PATIENCE_S = 280
 
 

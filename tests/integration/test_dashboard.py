@@ -31,12 +31,14 @@ BUILD = {
     "index.html": '<!doctype html><link rel="icon" href="icon.svg"><link rel="stylesheet" href="./app.css">'
     '<script type="module" src="app.js"></script>',
     "app.js": "export const seven = 7;\n" * 100,
+    "plot.js": "export default 8;\n",
     "app.css": "body { margin: 0 }\n",
     "icon.svg": '<svg xmlns="http://www.w3.org/2000/svg"/>',
 }
 TYPES = {
     "/": "text/html; charset=utf-8",
     "/app.js": "text/javascript; charset=utf-8",
+    "/plot.js": "text/javascript; charset=utf-8",
     "/app.css": "text/css; charset=utf-8",
     "/icon.svg": "image/svg+xml",
 }
@@ -108,6 +110,19 @@ async def test_versioned_files_are_immutable_and_the_page_is_not(api: Api, folde
         assert (await client.get("/app.js")).text == "export const eight = 8;\n"
 
 
+async def test_script_names_the_version_of_what_draws_charts(api: Api, folder: Path) -> None:
+    async with client_of(api) as client:
+        versions = []
+        for text in (BUILD["plot.js"], "export default 9;\n"):
+            (folder / "plot.js").write_text(text)
+            (folder / "app.js").write_text('const load = () => import("./plot.js");')
+            [name] = re.findall(r'import\("\./(plot\.js\?v=[^"]+)"\)', (await client.get("/app.js")).text)
+            answer = await client.get(f"/{name}")
+            assert (answer.text, answer.headers["cache-control"]) == (text, "public, max-age=31536000, immutable")
+            versions.append(re.findall(r"app\.js\?v=\w+", (await client.get("/")).text))
+        assert versions[0] != versions[1]  # A new file is seen at once, although the script is cached for good.
+
+
 async def test_files_are_compressed_if_accepted(api: Api, folder: Path) -> None:
     async with client_of(api) as client:
         packed = await client.get("/app.js", headers={"Accept-Encoding": "br, gzip"})
@@ -147,7 +162,7 @@ async def test_missing_build_shows_how_to_build(api: Api, tmp_path: Path, monkey
         assert "make dashboard" in page.text
         assert page.headers["content-security-policy"] == POLICY
         assert page.headers["cache-control"] == "no-cache"
-        for path in ("/app.js", "/app.css", "/icon.svg"):
+        for path in ("/app.js", "/plot.js", "/app.css", "/icon.svg"):
             missing = await client.get(path)
             assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
 

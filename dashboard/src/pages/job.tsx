@@ -19,7 +19,7 @@ import { isFinal } from "../statuses.ts";
 import { framesOf } from "../trace.ts";
 import type { Page } from "../models.ts";
 import type { Attempt, Failure, HistoryEntry, Job, Why } from "../types.ts";
-import { Badge, Card, Command, Copy, Empty, Facts, Fold, Icon, JobLink, Linked, Loading, Problem, Progress, progressWords, ScheduleLink, Since, Table, Text, Time } from "../ui.tsx";
+import { Badge, Card, Command, Copy, Empty, Facts, Fold, Icon, JobLink, LimitLink, Linked, Loading, Problem, Progress, progressWords, ScheduleLink, Since, Table, Text, Time } from "../ui.tsx";
 import { scheduleHref } from "../whose.ts";
 
 const ANNOUNCE_MS = 10 * SECOND;
@@ -159,8 +159,13 @@ function Evidence({ id, version }: { id: string; version: number }) {
       {why.data && (
         <>
           <p>
-            <Text of={why.data.why} most={1000} />
+            <Linked of={why.data.why} most={1000} />
           </p>
+          {typeof why.data.evidence["defined_as"] === "string" && (
+            <p>
+              It waits for the limit <LimitLink name={why.data.evidence["defined_as"]} />.
+            </p>
+          )}
           <JsonView value={why.data.evidence} label="The evidence" />
           <Command line={command(["jobs", "why", id])} />
         </>

@@ -7,7 +7,7 @@ import { href } from "../router.ts";
 import { may, now, readStats, seesAll, stats, statsProblem } from "../state.ts";
 import type { Limited } from "../models.ts";
 import type { Node, Stats, Worker } from "../types.ts";
-import { Badge, Card, Collection, Command, DO, Empty, Facts, Fold, Loading, Problem, Since, Table, Text, Time } from "../ui.tsx";
+import { Badge, Card, Collection, Command, DO, Empty, Facts, Fold, Gauge, Loading, Problem, Since, Table, Text, Time } from "../ui.tsx";
 
 const WAKE_UPS: Readonly<Record<string, string>> = {
   notify: "database notifications (LISTEN/NOTIFY)",
@@ -126,14 +126,9 @@ function Workers({ figures }: { figures: Stats }) {
             </div>
           </>,
           <Badge state={worker.draining ? "draining" : "alive"} />,
-          <>
-            <div class="gauge" role="meter" aria-label={`Busy slots of ${clip(worker.name, 40)}`} aria-valuemin={0} aria-valuemax={worker.slots} aria-valuenow={worker.running}>
-              <i style={{ "--part": String(worker.slots ? Math.min(1, worker.running / worker.slots) : 0) }} />
-            </div>
-            <span class="figure">
-              {worker.running} of {worker.slots}
-            </span>
-          </>,
+          <Gauge label={`Busy slots of ${clip(worker.name, 40)}`} value={worker.running} most={worker.slots}>
+            {worker.running} of {worker.slots}
+          </Gauge>,
           <span class={now.value - instant(worker.beat_at) > 15 * SECOND ? "tone-bad" : ""}>
             <Time at={worker.beat_at} />
           </span>,

@@ -3,9 +3,11 @@
 from typing import Annotated
 
 import typer
+from msgspec import UnsetType
 
 from headway.cli.output import Column
 from headway.cli.session import Session, command, new_group
+from headway.cli.status import HELD_MAX
 from headway.cli.text import clean, span
 from headway.core.instants import SECOND, Instant, parse_instant
 from headway.operations.verbs import pages
@@ -23,7 +25,7 @@ NameArgument = Annotated[
 async def list_(session: Session) -> None:
     """List the limits: what they allow, and how many jobs run under them."""
     async with session.operations() as operations:
-        found = [limit async for limit in pages(operations.limits.list)]
+        found, now = [limit async for limit in pages(operations.limits.list)], operations.now
     if session.as_json:
         session.out.json(found)
     elif not found:
@@ -35,14 +37,27 @@ async def list_(session: Session) -> None:
             Column("concurrency", right=True),
             Column("rate", right=True),
             Column("burst", right=True),
+            Column("waiting", right=True),
+            Column("next start", "time", right=True),
             Column("owner", "quiet", wraps=True),
         ]
-        session.out.table(columns, [_row(limit) for limit in found])
+        session.out.table(columns, [_row(limit, now) for limit in found])
 
 
-def _row(limit: Limit) -> tuple[object, ...]:
+def _row(limit: Limit, now: Instant) -> tuple[object, ...]:
     running = None if limit.running is None else f"{limit.running:,}"
-    return limit.name, running, limit.concurrency, limit.rate, limit.burst, limit.owner or None
+    held = _lanes(limit) if limit.held else None
+    rules = limit.concurrency, limit.rate, limit.burst
+    return limit.name, running, *rules, held, _next_start(limit, now), limit.owner or None
+
+
+def _lanes(limit: Limit) -> str:
+    held = limit.held or 0
+    return f"{held:,}+" if held >= HELD_MAX else f"{held:,}"
+
+
+def _next_start(limit: Limit, now: Instant) -> str | None:
+    return f"in {span(max(0, parse_instant(limit.next_at) - now))}" if limit.next_at else None
 
 
 @command(app)
@@ -95,21 +110,29 @@ async def show(session: Session, name: NameArgument) -> None:
     if session.as_json:
         session.out.json(limit)
         return
-    session.out.say(clean(_summary(limit)))
+    session.out.say(clean(_summary(limit, now)))
     if limit.holders:
         columns = [Column("job", "name"), Column("task", wraps=True), Column("tenant", wraps=True)]
-        session.out.table([*columns, Column("for", "time", right=True)], [_holder(one, now) for one in limit.holders])
+        if limit.name.endswith("*"):
+            columns.append(Column("under", wraps=True))
+        columns.append(Column("for", "time", right=True))
+        session.out.table(columns, [_holder(one, limit, now) for one in limit.holders])
 
 
-def _summary(limit: LimitDetails) -> str:
+def _summary(limit: LimitDetails, now: Instant) -> str:
+    waiting = "" if isinstance(limit.held, UnsetType) else f"; {_lanes(limit)} waiting"
+    soon = _next_start(limit, now)
+    rate = f"; the rate allows the next start {soon}" if soon else ""
     running = "" if limit.running is None else f"; {limit.running:,} running"
     force = "" if limit.in_force else "; not in force yet"
     owner = f"; declared by the app {limit.owner}" if limit.owner else ""
-    return f"{limit.name} allows {allowed(limit)}{running}; {limit.held:,} waiting{force}{owner}"
+    return f"{limit.name} allows {allowed(limit)}{running}{waiting}{rate}{force}{owner}"
 
 
-def _holder(holder: LimitHolder, now: Instant) -> tuple[object, ...]:
-    return holder.id, holder.task, holder.tenant, span(max(0, now - parse_instant(holder.since)) // SECOND * SECOND)
+def _holder(holder: LimitHolder, limit: Limit, now: Instant) -> tuple[object, ...]:
+    age = span(max(0, now - parse_instant(holder.since)) // SECOND * SECOND)
+    under = (holder.gate,) if limit.name.endswith("*") else ()
+    return holder.id, holder.task, holder.tenant, *under, age
 
 
 @command(app)

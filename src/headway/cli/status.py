@@ -14,12 +14,15 @@ from headway.core.settings import mask_url
 from headway.operations.engine_state import engines_of
 from headway.operations.overview import DEAD_COUNTED_MAX, DEAD_SHOWN, LATE, SCHEDULER
 from headway.operations.queues import PENDING
+from headway.wire.limits import Limit
 from headway.wire.nodes import Node, Worker
-from headway.wire.overview import Shard, Stats, StoreState
+from headway.wire.overview import FullLimits, Shard, Stats, StoreState
 
 LATE_SHOWN: Final = 3
 FAILING_SHOWN: Final = 3
 MISSED_SHOWN: Final = 3
+FULL_SHOWN: Final = 3
+HELD_MAX: Final = 1_000  # The server counts no further.
 HOLDERS_SHOWN: Final = 5
 ENGINE_PARTS: Final = {"coordination": "leases by", "live": "live by", "transport": "hints by"}
 OUTCOMES: Final = ("fired", "skipped", "missed", "coalesced", "paused")
@@ -63,6 +66,12 @@ def attention(stats: Stats) -> Iterator[tuple[str, str]]:
         yield words, f"headway schedules history {shlex.quote(label)}"
     if len(stats.missed) > MISSED_SHOWN:
         yield f"{len(stats.missed) - MISSED_SHOWN} more schedules missed instants", "headway schedules list"
+    for late in stats.tenants.items[:LATE_SHOWN]:
+        words = f"tenant {late.name} waits for {span(round(late.waited_seconds) * SECOND)}, {late.wait_slo} allowed"
+        yield words, f"headway tenants show {shlex.quote(late.name)}"
+    if (more := stats.tenants.total - LATE_SHOWN) > 0:
+        words = "more tenant waits" if more == 1 else "more tenants wait"
+        yield f"{more:,} {words} longer than allowed", "headway tenants list"
 
 
 def tell(out: Output, stats: Stats) -> None:
@@ -89,9 +98,37 @@ def _system_facts(stats: Stats) -> dict[str, str]:
 def _work_facts(stats: Stats) -> dict[str, str]:
     return {
         "jobs": _jobs_text(stats),
+        **_limit_facts(stats.limits),
         "schedules": _schedules_text(stats),
         "last 24 h": _outcomes_text(stats),
     }
+
+
+def _limit_facts(limits: FullLimits) -> dict[str, str]:
+    """Name the limits for which most jobs wait."""
+    texts = [clean(full_text(limit)) for limit in limits.items[:FULL_SHOWN]]
+    if (more := limits.total - FULL_SHOWN) > 0:
+        texts.append(f"and {more:,} more")
+    return {"full limits": " · ".join(texts)} if texts else {}
+
+
+def full_text(limit: Limit) -> str:
+    """Describe a limit for which jobs wait: `queue:media 40 of 40, 3 lanes wait`."""
+    if limit.running is None:
+        used = "for each name"
+    elif limit.concurrency is None:
+        used = f"at {limit.rate}"
+    else:
+        used = f"{limit.running:,} of {limit.concurrency:,}"
+    return f"{limit.name} {used}, {waiting_text(limit)}"
+
+
+def waiting_text(limit: Limit) -> str:
+    """Describe how many lanes wait for a limit."""
+    if not limit.held:
+        return "none waits"
+    at_least = "at least " if limit.held >= HELD_MAX else ""
+    return f"{at_least}{count(limit.held, 'lane')} {'waits' if limit.held == 1 else 'wait'}"
 
 
 def nodes_of(stats: Stats) -> list[Node]:

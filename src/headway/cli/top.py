@@ -19,7 +19,7 @@ from msgspec import UNSET
 from headway.cli.output import console
 from headway.cli.queues import queue_state
 from headway.cli.session import Session, new_command
-from headway.cli.status import attention, located, nodes_of, schedulers_of
+from headway.cli.status import attention, located, nodes_of, schedulers_of, waiting_text
 from headway.cli.text import clean, count, span, utc
 from headway.cli.watch import Line, bar, painted
 from headway.core.errors import Denied, StoreUnavailable
@@ -188,6 +188,7 @@ def frame(picture: Picture, width: int, height: int, *, keys: str = KEYS) -> lis
     sections = _shared(
         [
             ("queues", _queue_lines(picture), 3),
+            ("limits", _limit_lines(picture), 2),
             ("running", _running_lines(picture, width), 4),
             ("next", _coming_lines(picture, width), 3),
         ],
@@ -205,11 +206,11 @@ def _shared(sections: Sequence[tuple[str, list[Line], int]], room: int) -> list[
     """Distribute lines: each section gets a few, and unused ones go to the others, running jobs first."""
     wanted = {name: len(lines) for name, lines, _ in sections}
     given = {name: min(wanted[name], least) for name, _, least in sections}
-    for name in ("next", "queues"):  # On a very small terminal some must go.
+    for name in ("limits", "next", "queues"):  # On a very small terminal some must go.
         if room < sum(given.values()) + len(sections):
             given[name] = 0
     spare = room - sum(number + 1 for number in given.values() if number)
-    for name in ("running", "queues", "next"):
+    for name in ("running", "queues", "limits", "next"):
         more = max(0, min(spare, wanted[name] - given[name])) if given[name] else 0
         given[name] += more
         spare -= more
@@ -271,6 +272,28 @@ def _queue_lines(picture: Picture) -> list[Line]:
                 (f"  {queue_state(queue, picture.now)}" if queue.paused else "", "warn"),
             ]
         )
+    return lines
+
+
+def _limit_lines(picture: Picture) -> list[Line]:
+    """Draw the limits for which jobs wait; nothing if there are none."""
+    found = picture.stats.limits
+    if not found.total:
+        return []
+    name_width = max(12, min(30, max(len(clean(limit.name)) for limit in found.items)))
+    lines: list[Line] = [[("full limits", "name")]]
+    for limit in found.items:
+        used = "each name" if limit.running is None else f"{limit.running:,} of {limit.concurrency or '—'}"
+        lines.append(
+            [
+                (f"  {_fit(limit.name, name_width)}", ""),
+                (f"{used:>16}", "name"),
+                (f"  {limit.rate or '':>9}", "time"),
+                (f"  {waiting_text(limit)}", "warn"),
+            ]
+        )
+    if (more := found.total - len(found.items)) > 0:
+        lines.append([(f"  … {more:,} more", "quiet")])
     return lines
 
 

@@ -48,7 +48,7 @@ class Limits(Group[W_co]):
     def list(self, *, limit: int | None = None) -> Flow[Shape]:
         """List limits, each with the number of running jobs that it counts.
 
-        A token of one tenant sees the limits that hold for its tenant or its running jobs, and counts only those jobs.
+        A token of one tenant sees the limits that hold for its tenant or its jobs, and counts only those jobs.
         """
         return pages("/api/limits", {}, limit)
 
@@ -92,9 +92,9 @@ class Tenants(Group[W_co]):
 
     @listing
     def list(self, *, limit: int | None = None) -> Flow[Shape]:
-        """List tenants that have a weight or used a queue with limits or other tenants.
+        """List tenants that have a weight or used a queue with limits or other tenants, and what waits of each.
 
-        A token of one tenant sees that one only.
+        A token of one tenant sees that one only, and nothing about what others use.
         """
         return pages("/api/tenants", {}, limit)
 

@@ -4,15 +4,16 @@
 """
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from headway.core.instants import SECOND, span
+from headway.core.instants import SECOND, format_duration, span
 from headway.core.nodes import Node
 from headway.operations.engine_state import PARTS, engines_of
 from headway.operations.overview import LATE, Overview
 from headway.operations.store_trouble import AWAY, FULL, OK, READ_ONLY, SHARD_PREFIX
 from headway.store.metrics import OpenTransaction
+from headway.store.tenants import Objective
 from headway.wire.overview import Alert
 
 NAMES_SHOWN: Final = 5
@@ -78,7 +79,24 @@ def alerts(overview: Overview) -> Iterator[Alert]:
             cure=f"headway dead list --task {shlex.quote(task.task)}",
             target=task.task,
         )
+    yield from _late_tenants(overview.late_tenants)
     yield from _undelivered(overview.undelivered)
+
+
+def _late_tenants(tenants: Sequence[Objective]) -> Iterator[Alert]:
+    for one in tenants[:NAMES_SHOWN]:
+        yield Alert(
+            code="tenant_waits",
+            message=f"tenant {one.tenant} waits longer than its wait_slo: a job has been ready for"
+            f" {span(one.waited // SECOND * SECOND)}, {format_duration(one.wait_slo)} allowed",
+            cure=f"headway tenants show {shlex.quote(one.tenant)}",
+            target=one.tenant,
+        )
+    if (more := len(tenants) - NAMES_SHOWN) > 0:
+        words = "more tenant waits" if more == 1 else "more tenants wait"
+        yield Alert(
+            code="tenant_waits", message=f"{more:,} {words} longer than their wait_slo", cure="headway tenants list"
+        )
 
 
 def _undelivered(number: int) -> Iterator[Alert]:

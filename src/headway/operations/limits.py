@@ -8,12 +8,13 @@ import msgspec
 from headway.core import limits as core
 from headway.core.errors import InvalidLimit, NotFound
 from headway.core.instants import isoformat
+from headway.operations.limit_state import describe, limits_of
 from headway.operations.verbs import OperationGroup, sliced, verb
 from headway.store.audit_log import AuditEntry
 from headway.wire import limits as wire
 from headway.wire.base import PAGE_DEFAULT, Cursor, Page
 from headway.wire.base import Limit as PageSize
-from headway.wire.limits import LimitDetails, LimitHolder, RemovedLimit, definition_of_limit, limit_of
+from headway.wire.limits import LimitDetails, LimitHolder, RemovedLimit, definition_of_limit
 
 HOLDERS_SHOWN: Final = 20
 
@@ -29,9 +30,14 @@ class Limits(OperationGroup):
     async def list(self, *, limit: PageSize = PAGE_DEFAULT, cursor: Cursor | None = None) -> Page[wire.Limit]:
         """List limits, each with the number of running jobs that it counts.
 
-        A token of one tenant sees the limits that hold for its tenant or its running jobs, and counts only those jobs.
+        A token of one tenant sees the limits that hold for its tenant or its jobs, and counts only those jobs.
         """
-        return sliced([*(await self._visible()).values()], limit, cursor, lambda one: one.name)
+        if self.caller.tenant is not None:
+            own = await limits_of(self.caller.store, self.caller.tenant)
+            return sliced([*own.values()], limit, cursor, lambda one: one.name)
+        rules = await self.caller.store.limit_reads.rules()
+        page = sliced([*rules.limits.values()], limit, cursor, lambda one: one.name)
+        return Page(await describe(self.caller.store, page.items, rules, self.caller.now), page.next_cursor)
 
     @verb("GET /api/limits/{name:path}", id="get_limit", role="viewer", errors=(NotFound, InvalidLimit))
     async def show(self, name: str) -> LimitDetails:
@@ -39,15 +45,19 @@ class Limits(OperationGroup):
 
         A token of one tenant sees the jobs of that tenant only.
         """
-        rules, shown = await self.caller.store.limit_reads.rules(), (await self._visible()).get(name)
-        if shown is None:
+        store, tenant = self.caller.store, self.caller.tenant
+        rules = await store.limit_reads.rules()
+        if tenant is not None:
+            shown = (await limits_of(store, tenant)).get(name)
+        else:
+            found = await describe(store, [rules.limits[name]] if name in rules.limits else [], rules, self.caller.now)
+            shown = found[0] if found else None
+        if shown is None or name not in rules.limits:
             raise self._missing(name, rules)
-        limit, reads, tenant = rules.limits[name], self.caller.store.limit_reads, self.caller.tenant
-        holders = await reads.holders(limit, rules, tenant=tenant, most=HOLDERS_SHOWN)
+        holders = await store.limit_reads.holders(rules.limits[name], rules, tenant=tenant, most=HOLDERS_SHOWN)
         return LimitDetails(
             **msgspec.structs.asdict(shown),
-            holders=[LimitHolder(one.job_id, one.task, one.tenant, isoformat(one.since)) for one in holders],
-            held=await reads.held(limit, rules, tenant=tenant),
+            holders=[LimitHolder(one.job_id, one.task, one.tenant, isoformat(one.since), one.gate) for one in holders],
         )
 
     @verb("PUT /api/limits/{name:path}", id="put_limit", role="operator", errors=(InvalidLimit,))
@@ -71,8 +81,9 @@ class Limits(OperationGroup):
             what = {"before": None if old is None else definition_of_limit(old), "after": definition_of_limit(limit)}
             entry = AuditEntry("limit.put", limit.name, None, what, _written)
             await self.caller.acting(entry).limits.put(limit, author=self.caller.name)
-        running = await self.caller.store.limit_reads.running([] if limit.is_pattern else [limit.name])
-        return msgspec.structs.replace(limit_of(limit, running.get(limit.name)), changed=old != limit)
+        rules = await self.caller.store.limit_reads.rules()
+        [shown] = await describe(self.caller.store, [limit], rules, self.caller.now)
+        return msgspec.structs.replace(shown, changed=old != limit)
 
     @verb("DELETE /api/limits/{name:path}", id="remove_limit", role="operator", errors=(NotFound, InvalidLimit))
     async def remove(self, name: str) -> RemovedLimit:
@@ -90,18 +101,6 @@ class Limits(OperationGroup):
 
     async def _stored(self, name: str) -> core.Limit | None:
         return (await self.caller.store.limit_reads.rules()).limits.get(name)
-
-    async def _visible(self) -> dict[str, wire.Limit]:
-        """Return the limits that the caller sees, by name."""
-        reads, tenant = self.caller.store.limit_reads, self.caller.tenant
-        rules = await reads.rules()
-        if tenant is None:
-            running = await reads.running([limit.name for limit in rules.limits.values() if not limit.is_pattern])
-            return {name: limit_of(limit, running.get(name)) for name, limit in rules.limits.items()}
-        own = await reads.running_of(tenant, rules)
-        if (limit := rules.find(f"tenant:{tenant}")) is not None:
-            own.setdefault(limit.name, 0)
-        return {name: limit_of(rules.limits[name], running) for name, running in own.items()}
 
     def _missing(self, name: str, rules: core.Rules) -> NotFound:
         holds = rules.find(name) if self.caller.tenant is None else None

@@ -30,6 +30,7 @@ from headway.core.process_metrics import OTHER, ProcessMetrics, histogram_of
 from headway.core.single_flight import CachedRead
 from headway.operations.engine_state import engines_of
 from headway.operations.job_context import ALIVE_WITHIN
+from headway.operations.limit_metrics import LimitGauges, LimitMetrics, read_limit_gauges
 from headway.operations.store_trouble import SHARD_PREFIX
 from headway.store import Store
 from headway.store.metrics import Depth, LiveNode, NodeCounters, Undecided
@@ -61,6 +62,7 @@ class Gauges:
     dead_letters: int
     deliveries: Depth
     leases: int
+    limits: LimitGauges
 
 
 class DeliveryCounts(Protocol):
@@ -79,10 +81,12 @@ class Metrics:
         self, store: Store, clock: Clock, tally: ProcessMetrics, deliveries: DeliveryCounts | None = None
     ) -> None:
         self._store = store
+        self._clock = clock
         self._tally = tally
         self._deliveries = deliveries
         self._queues: dict[str, None] = {}  # The queues with their own label, kept for the life of the process.
         self._queues_met = 1
+        self._limits = LimitMetrics()
         self._tallies = CachedRead(self._read_tallies, clock=clock, fresh_s=FRESH_S, cost=COST_MAX)
         self._gauges = CachedRead(self._read_gauges, clock=clock, fresh_s=FRESH_S, cost=COST_MAX)
         self._cells: dict[str, int] = {}
@@ -119,6 +123,7 @@ class Metrics:
             undecided=await store.metrics.undecided(),
             dead_letters=await store.metrics.dead_letters(),
             deliveries=await store.metrics.deliveries_waiting(),
+            limits=await read_limit_gauges(store, self._clock.now()),
             leases=sum(is_running for _, is_running in await store.leases.held(SHARD_PREFIX)),
         )
 
@@ -134,6 +139,7 @@ class Metrics:
             oldest.add_metric([queue], here.oldest_s)
         yield depth
         yield oldest
+        yield from self._limits.families(found.limits)
         yield _gauge("headway_dead_letters", "Jobs that failed for good and await review", found.dead_letters)
         waiting = found.deliveries
         yield _gauge("headway_webhook_waiting", "Pending webhook deliveries", waiting.pending)

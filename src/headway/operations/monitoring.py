@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from headway.core.instants import HOUR, SECOND, Duration, isoformat
+from headway.core.instants import HOUR, SECOND, Duration, format_duration, isoformat
 from headway.core.lifecycle import FINAL, Status
 from headway.core.nodes import Lease
 from headway.operations.attention import alerts, faults
@@ -26,7 +26,9 @@ from headway.wire.overview import (
     ComingSchedule,
     DeadLetterFigures,
     FailingSchedule,
+    FullLimits,
     LastHour,
+    LateTenants,
     LeadingNode,
     MissedSchedule,
     ScheduleFigures,
@@ -35,11 +37,13 @@ from headway.wire.overview import (
     Stats,
     StoreState,
 )
+from headway.wire.tenants import LateTenant
 
+LISTED: Final = 10  # Limits and tenants that statistics name.
 PROBE_S_MAX: Final = 5.0  # Without a server: the store counts as stuck if a write takes longer than this.
 
 # The messages of these alerts contain a duration or a number that grows.
-_PASSING: Final = ("undecided", "standstill", "long_transaction", "node_lost", "clock_off")
+_PASSING: Final = ("undecided", "standstill", "long_transaction", "node_lost", "clock_off", "tenant_waits")
 
 _facts_of: Final[WeakKeyDictionary[Driver, Facts]] = WeakKeyDictionary()
 
@@ -127,6 +131,14 @@ def stats_of(overview: Overview, ended: Mapping[str, int], window: Duration) -> 
         missed=[
             MissedSchedule(one.schedule, one.tenant, one.instants, isoformat(one.latest)) for one in overview.missed
         ],
+        limits=FullLimits(len(overview.limits), overview.limits[:LISTED]),
+        tenants=LateTenants(
+            len(overview.late_tenants),
+            [
+                LateTenant(one.tenant, format_duration(one.wait_slo), one.waited / SECOND)
+                for one in overview.late_tenants[:LISTED]
+            ],
+        ),
         degraded=[fault.message for fault in faults(overview)],
         at=isoformat(overview.now),
         tenant=overview.tenant,

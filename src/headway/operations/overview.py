@@ -13,6 +13,7 @@ from headway.core.nodes import Lease, Node
 from headway.core.schedule_names import ScheduleRef
 from headway.core.schedules import FAILING_FLAGGED
 from headway.operations.job_context import alive
+from headway.operations.limit_state import full_limits, late_tenants
 from headway.operations.queues import read_queues, read_tenant_jobs
 from headway.operations.store_trouble import OK, SHARD_PREFIX
 from headway.operations.worker_state import Worker, workers_of
@@ -20,6 +21,8 @@ from headway.store import Store
 from headway.store.facts import Facts
 from headway.store.metrics import MissedInstants, OpenTransaction
 from headway.store.restore_detection import Sign
+from headway.store.tenants import Objective
+from headway.wire.limits import Limit
 from headway.wire.overview import DeadTask, ErrorCount
 from headway.wire.queues import Queue
 
@@ -47,6 +50,8 @@ class Overview:
     failing: list[tuple[ScheduleRef, int]]
     held: list[tuple[ScheduleRef, str]] = field(default_factory=list)
     missed: list[MissedInstants] = field(default_factory=list)
+    limits: list[Limit] = field(default_factory=list)
+    late_tenants: list[Objective] = field(default_factory=list)
     lost: list[Node] = field(default_factory=list)
     trouble: str = OK
     restored: list[Sign] = field(default_factory=list)
@@ -112,6 +117,8 @@ async def read_overview(
         dead=await _dead(store, tenant),
         failing=await store.ledger.failing(FAILING_FLAGGED, tenant=tenant),
         held=await store.ledger.held(tenant=tenant),
+        limits=await full_limits(store, now, tenant),
+        late_tenants=await late_tenants(store, tenant),
         undelivered=await store.webhooks.failed(DAY, owner=tenant),
         transaction=await store.metrics.oldest_transaction() if tenant is None else None,
         tenant=tenant,

@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET
 
 from headway.core import tenants as core
 from headway.core.errors import Denied, InvalidLimit
-from headway.core.instants import SECOND, Duration
+from headway.core.instants import SECOND, Duration, isoformat
 from headway.operations.verbs import OperationGroup, verb
 from headway.store.audit_log import AuditEntry
+from headway.store.tenants import UsedQueue
 from headway.wire import tenants as wire
 from headway.wire.base import PAGE_DEFAULT, Cursor, Limit, Page, duration
 from headway.wire.tenants import TenantDetails, TenantShare
@@ -29,20 +29,17 @@ class Tenants(OperationGroup):
 
     @verb("GET /api/tenants", id="list_tenants", role="viewer")
     async def list(self, *, limit: Limit = PAGE_DEFAULT, cursor: Cursor | None = None) -> Page[wire.Tenant]:
-        """List tenants that have a weight or used a queue with limits or other tenants.
+        """List tenants that have a weight or used a queue with limits or other tenants, and what waits of each.
 
-        A token of one tenant sees that one only.
+        A token of one tenant sees that one only, and nothing about what others use.
         """
-        store, own = self.caller.store, self.caller.tenant
-        after = cursor or ""
+        own, after = self.caller.tenant, cursor or ""
         if own is None:
-            names = await store.tenants.names(after=after, limit=limit + 1)
+            names = await self.caller.store.tenants.names(after=after, limit=limit + 1)
         else:
             names = [own] if own > after else []
-        shown, defined = names[:limit], await store.tenants.all()
-        used = _used(await store.tenants.shares(shown))
-        items = [_tenant(name, defined.get(name), used.get(name, 0)) for name in shown]
-        return Page(items, shown[-1] if len(names) > limit else None)
+        shown = names[:limit]
+        return Page([*await self._tenants(shown)], shown[-1] if len(names) > limit else None)
 
     @verb("GET /api/tenants/{name:path}", id="get_tenant", role="viewer", errors=(InvalidLimit,))
     async def show(self, name: str) -> TenantDetails:
@@ -53,13 +50,15 @@ class Tenants(OperationGroup):
         if not self.caller.principal.sees(core.check_tenant(name, "tenant")):
             raise Denied("tenant: this token sees one tenant only")
         store = self.caller.store.tenants
-        found, shares, waits = await store.get(name), await store.shares([name]), await store.waits(name)
-        slo, p95 = None if found is None else found[0].wait_slo, _p95(waits)
+        [tenant], found = await self._tenants([name]), await store.get(name)
+        shares, waits, used = await store.shares([name]), await store.waits(name), await self._used()
+        slo, p95 = None if found is None else found[0].wait_slo, _percentile(waits, 95)
         return TenantDetails(
-            **msgspec.structs.asdict(_tenant(name, found, _used(shares).get(name, 0))),
-            queues=[self._share(share) for share in shares],
+            **msgspec.structs.asdict(tenant),
+            queues=[_share(share, used.get(share["queue"]), tenant.weight) for share in shares],
             waits=len(waits),
-            wait_p95_seconds=None if p95 is None else p95 / SECOND,
+            wait_p50_seconds=_seconds(_percentile(waits, 50)),
+            wait_p95_seconds=_seconds(p95),
             meets_slo=None if p95 is None or slo is None else p95 <= slo,
         )
 
@@ -84,13 +83,45 @@ class Tenants(OperationGroup):
         if changed:
             what = {"before": None if found is None else _definition(old), "after": _definition(given)}
             await self.caller.acting(AuditEntry("tenant.put", name, None, what)).tenants.put(given, author=who)
-        used = _used(await store.shares([name])).get(name, 0)
-        return msgspec.structs.replace(_tenant(name, (given, who), used), changed=changed)
+        [shown] = await self._tenants([name])
+        return msgspec.structs.replace(shown, changed=changed)
 
-    def _share(self, share: Mapping[str, Any]) -> TenantShare:
-        """Convert a share. Where it stands among others is for callers that see all of them."""
-        position = share["vtime"] / SECOND if self.caller.tenant is None else UNSET
-        return TenantShare(share["queue"], share["used"] / SECOND, position)
+    async def _tenants(self, names: Sequence[str]) -> Sequence[wire.Tenant]:
+        """Return tenants with what they have used, and what waits."""
+        store, all_used = self.caller.store.tenants, await self._used()
+        defined, used = await store.named(names), _used(await store.shares(names))
+        backlogs, total = await store.backlogs(names), sum(queue.used for queue in all_used.values())
+        found = []
+        for name in names:
+            tenant = _tenant(name, defined.get(name), used.get(name, 0))
+            backlog = backlogs.get(name)
+            tenant.ready = 0 if backlog is None else backlog.jobs
+            tenant.oldest_ready_at = None if backlog is None else isoformat(backlog.oldest_at)
+            if self.caller.tenant is None:
+                tenant.used_part = _part(used.get(name, 0), total)
+            found.append(tenant)
+        return found
+
+    async def _used(self) -> dict[str, UsedQueue]:
+        """Return what all tenants used of queues, for callers that see all of them."""
+        return await self.caller.store.tenants.used() if self.caller.tenant is None else {}
+
+
+def _share(share: Mapping[str, Any], queue: UsedQueue | None, weight: int) -> TenantShare:
+    """Convert a share. Where it stands among others is for callers that see all of them: `queue` is theirs."""
+    shown = TenantShare(share["queue"], share["used"] / SECOND)
+    if queue is not None:
+        shown.used_part, shown.fair_part = _part(share["used"], queue.used), _part(weight, queue.weight)
+        shown.share_seconds = share["vtime"] / SECOND
+    return shown
+
+
+def _part(some: int, of_all: int) -> float:
+    return round(some / of_all, 4) if of_all else 0.0
+
+
+def _seconds(value: Duration | None) -> float | None:
+    return None if value is None else value / SECOND
 
 
 def _tenant(name: str, found: tuple[core.Tenant, str] | None, used: Duration) -> wire.Tenant:
@@ -115,5 +146,5 @@ def _used(shares: Iterable[Mapping[str, Any]]) -> dict[str, Duration]:
     return used
 
 
-def _p95(waits: Sequence[Duration]) -> Duration | None:
-    return sorted(waits)[max(0, -(-len(waits) * 95 // 100) - 1)] if waits else None
+def _percentile(waits: Sequence[Duration], percent: int) -> Duration | None:
+    return sorted(waits)[max(0, -(-len(waits) * percent // 100) - 1)] if waits else None

@@ -1,11 +1,12 @@
 """Read what limits count: the attempts that hold their places, and the lanes that wait."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from headway.core.instants import SECOND, Duration, Instant
 from headway.core.limit_audit import AttemptSpan, LimitRevision
-from headway.core.limits import BITS, Lane, Limit, Rules, kind_of, value_of
+from headway.core.limits import BITS, Lane, Limit, Rules, kind_of, rate_allows, value_of
 from headway.store.lanes import read_limit
 from headway.store.transaction import Driver, Row, as_json, call
 
@@ -13,6 +14,9 @@ READ_MAX: Final = 10_000
 WAITING_MAX: Final = 100_000
 SPANS_MAX: Final = 200_000
 REVISIONS_MAX: Final = 5_000
+HELD_MAX: Final = 1_000  # Lanes that are counted at one limit.
+QUEUES_MAX: Final = 1_000
+_LAST: Final = "\U0010ffff"  # After every character of a name.
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,7 @@ class Holder:
     task: str
     tenant: str
     since: Instant
+    gate: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,7 @@ class Hold:
     running: int
     holder: Holder | None  # The one that has run longest, of those that the caller may see.
     look_at: Instant | None
+    defined_as: str  # The name of the limit: account-* for the gate account-42.
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,8 @@ class StoreLimitReads:
 
     async def holders(self, limit: Limit, rules: Rules, *, tenant: str | None, most: int) -> list[Holder]:
         """Return attempts that hold places of a limit, those that have run longest first."""
+        if not limit.is_pattern:
+            return await self._holders_at(limit.name, tenant=tenant, most=most)
         rows = await self._driver.fetch(
             call(
                 "limit_holders",
@@ -84,9 +92,13 @@ class StoreLimitReads:
                 limit=READ_MAX,
             )
         )
-        found = (row for row in rows if _is_under(limit, rules, _gates_of(row, row["tenant"])[limit.kind]))
-        holders = [Holder(row["id"], row["task"], row["tenant"], row["started_at"]) for row in found]
-        return holders[:most]
+        found = [_holder(row, limit.kind) for row in rows]
+        return [holder for holder in found if _is_under(limit, rules, holder.gate)][:most]
+
+    async def _holders_at(self, gate: str, *, tenant: str | None, most: int) -> list[Holder]:
+        kind = kind_of(gate)
+        asked = {"kind": kind, "value": value_of(gate), "tenant": tenant, "limit": most}
+        return [_holder(row, kind) for row in await self._driver.fetch(call("gate_holders", **asked))]
 
     async def hold(self, job_id: str, *, tenant: str | None) -> Hold | None:
         """Return the limit that a ready job waits for, with a holder that the tenant may see; None if there is none."""
@@ -98,13 +110,9 @@ class StoreLimitReads:
         if limit is None:
             return None
         one = Limit(name=gate, concurrency=limit.concurrency, rate=limit.rate, per=limit.per, burst=limit.burst)
-        asked = {"kind": one.kind, "bit": BITS[one.kind], "stem": value_of(gate), "tenant": tenant}
-        found = await self._driver.fetch(call("limit_holders", **asked, limit=READ_MAX))
-        holders = [row for row in found if _gates_of(row, row["tenant"])[one.kind] == gate]
-        first = holders[0] if holders else None
-        holder = None if first is None else Holder(first["id"], first["task"], first["tenant"], first["started_at"])
-        running = (await self.running([gate]))[gate]
-        return Hold(gate, one, running, holder, rows[0]["look_at"])
+        holders = await self._holders_at(gate, tenant=tenant, most=1)
+        running = (await self.running([gate]))[gate] if tenant is None else len(holders)
+        return Hold(gate, one, running, holders[0] if holders else None, rows[0]["look_at"], limit.name)
 
     async def share(self, job_id: str) -> UsedShare | None:
         """Return what the tenant of a ready job has used of its queue; None if it never shared it."""
@@ -146,11 +154,67 @@ class StoreLimitReads:
             for row in rows
         ]
 
-    async def held(self, limit: Limit, rules: Rules, *, tenant: str | None) -> int:
-        """Count the lanes that wait for a place of a limit."""
-        stem = limit.name.removesuffix("*")
-        rows = await self._driver.fetch(call("held_counts", stem=stem, tenant=tenant, limit=READ_MAX))
-        return sum(row["lanes"] for row in rows if _is_under(limit, rules, row["gate"]))
+    async def held(self, limits: Iterable[Limit], rules: Rules) -> dict[str, int]:
+        """Count the lanes that wait for a place of each limit, up to 1,000; limits for which none waits are left out."""
+        ranges = as_json([_range_of(limit) for limit in limits])
+        rows = await self._driver.fetch(call("held_lanes_of_limits", limits=ranges, most=HELD_MAX))
+        rows = [row for row in rows if _is_under(rules.limits[row["limit_name"]], rules, row["gate"])]
+        lanes = await self._lanes_of_queues({row["gate"] for row in rows if kind_of(row["gate"]) == "queue"})
+        counts: dict[str, int] = {}
+        for row in rows:
+            name = row["limit_name"]
+            counts[name] = min(HELD_MAX, counts.get(name, 0) + lanes.get(row["gate"], row["lanes"]))
+        return counts
+
+    async def _lanes_of_queues(self, gates: set[str]) -> dict[str, int]:
+        """Count the lanes that wait at gates of queues: they stay open, and one lane says that the gate is full."""
+        if not gates:
+            return {}
+        queues = as_json([{"in_queue": value_of(gate)} for gate in sorted(gates)])
+        rows = await self._driver.fetch(call("open_lanes_of_queues", queues=queues, most=HELD_MAX))
+        return {f"queue:{row['queue']}": row["lanes"] for row in rows}
+
+    async def held_of(self, tenant: str, rules: Rules) -> dict[str, int]:
+        """Count the lanes of one tenant that wait, by limit; reads nothing of other tenants."""
+        queues = as_json(await sharing_queues(self._driver))
+        rows = await self._driver.fetch(call("held_lanes_of_tenant", queues=queues, tenant=tenant, most=HELD_MAX))
+        counts: dict[str, int] = {}
+        for row in rows:
+            limit = rules.find(row["gate"])
+            if limit is not None:
+                counts[limit.name] = min(HELD_MAX, counts.get(limit.name, 0) + row["lanes"])
+        return counts
+
+    async def next_starts(self, limits: Iterable[Limit], now: Instant) -> dict[str, Instant]:
+        """Return when rates that are used up allow the next start; of limits without a `*`."""
+        rates = {limit.name: limit for limit in limits if limit.rate is not None and not limit.is_pattern}
+        if not rates:
+            return {}
+        gates = as_json([{"gate": name} for name in sorted(rates)])
+        rows = await self._driver.fetch(call("gate_states", gates=gates))
+        found = {row["name"]: rate_allows(rates[row["name"]], row["state"], now, 1).next_at for row in rows}
+        return {name: next_at for name, next_at in found.items() if next_at is not None}
+
+
+async def sharing_queues(driver: Driver) -> list[dict[str, str]]:
+    """Return the queues that tenants have shared, as statements take them."""
+    return places_in(await driver.fetch(call("sharing_queues", limit=QUEUES_MAX)))
+
+
+def places_in(rows: Sequence[Row]) -> list[dict[str, str]]:
+    """Return queues as statements take them."""
+    return [{"in_queue": row["in_queue"], "for_needs": row["for_needs"]} for row in rows]
+
+
+def _range_of(limit: Limit) -> dict[str, str]:
+    """Return the names of the gates that a limit may have; names sort by their bytes."""
+    stem = limit.name.removesuffix("*")
+    return {"limit_name": limit.name, "low": stem, "high": stem + _LAST if limit.is_pattern else stem}
+
+
+def _holder(row: Row, kind: str) -> Holder:
+    gate = _gates_of(row, row["tenant"])[kind]
+    return Holder(row["id"], row["task"], row["tenant"], row["started_at"], gate)
 
 
 def _is_under(limit: Limit, rules: Rules, name: str) -> bool:

@@ -1,15 +1,54 @@
 """Define tenants: their weights, and how long their jobs may wait. Read what they have used of queues."""
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from headway.core.errors import LimitOwned
-from headway.core.instants import Duration
+from headway.core.instants import Duration, Instant
 from headway.core.tenants import WEIGHT_DEFAULT, Tenant
+from headway.store.limit_reads import QUEUES_MAX, places_in, sharing_queues
 from headway.store.transaction import Driver, Row, Transaction, as_json, call
 
 WAITS_MAX: Final = 200
+BACKLOG_MAX: Final = 500  # Ready jobs that are counted of a tenant in a queue.
+OBJECTIVES_MAX: Final = 1_000  # Tenants whose waits are measured.
 _NEWEST_MAX: Final = 10_000
+_SHARES_MAX: Final = 100_000
+_PLACES_MAX: Final = 20_000  # Tenants times queues in one read; the first queues by name.
+_OLDEST_MAX: Final = 20  # Ready jobs of a tenant in a queue among which the oldest is looked for.
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """The ready jobs of a tenant, counted up to a limit, and since when the oldest of them has waited."""
+
+    jobs: int
+    oldest_at: Instant
+    now: Instant
+
+    @property
+    def waited(self) -> Duration:
+        """How long the oldest of them has waited."""
+        return max(0, self.now - self.oldest_at)
+
+
+@dataclass(frozen=True, slots=True)
+class UsedQueue:
+    """What all tenants together have used of a queue, and the sum of their weights."""
+
+    used: Duration
+    weight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """How long the jobs of a tenant should wait at most, and how long the oldest ready one has waited."""
+
+    tenant: str
+    wait_slo: Duration
+    waited: Duration
 
 
 def _put(tenant: Tenant, author: str, *, replaces: bool) -> Transaction[bool]:
@@ -32,7 +71,8 @@ def _remove(name: str, author: str) -> Transaction[bool]:
 
 def _weigh(name: str, weight: int) -> Transaction[None]:
     """Change the weight of a tenant in its queues; its shares are locked in their order first, as claims do."""
-    shares = yield call("tenant_shares", tenants=as_json([name]))
+    queues = places_in((yield call("sharing_queues", limit=QUEUES_MAX)))
+    shares = yield call("tenant_shares", queues=as_json(queues), tenants=as_json([{"name": name}]))
     if shares:
         keys = [{column: share[column] for column in ("queue", "needs", "tenant")} for share in shares]
         yield call("lock_shares", shares=as_json(keys))
@@ -66,16 +106,56 @@ class StoreTenants:
         """Remove a definition by this author; return False if there is none."""
         return await self._driver.run(lambda: _remove(name, author))
 
+    async def named(self, names: Collection[str]) -> dict[str, tuple[Tenant, str]]:
+        """Return the definitions of some tenants, each with its author."""
+        rows = await self._driver.fetch(call("tenants_named", names=_named(names)))
+        return {row["name"]: (_read(row), row["author"]) for row in rows}
+
     async def names(self, *, after: str, limit: int) -> list[str]:
         """Return the names of tenants that are defined or have used a queue."""
-        return [row["name"] for row in await self._driver.fetch(call("tenant_names", after=after, limit=limit))]
+        queues = as_json(await sharing_queues(self._driver))
+        defined = await self._driver.fetch(call("next_tenants", after=after, limit=limit))
+        sharing = await self._driver.fetch(call("sharing_tenants", queues=queues, after=after, limit=limit))
+        return heapq.nsmallest(limit, {row["name"] for row in (*defined, *sharing)})
 
-    async def shares(self, names: Sequence[str]) -> list[dict[str, Any]]:
+    async def shares(self, names: Collection[str]) -> list[dict[str, Any]]:
         """Return what tenants have used of queues: microseconds, and the same divided by the weight at the time."""
-        rows = await self._driver.fetch(call("tenant_shares", tenants=as_json(names)))
+        queues = as_json(await sharing_queues(self._driver))
+        rows = await self._driver.fetch(call("tenant_shares", queues=queues, tenants=_named(names)))
         return [{column: row[column] for column in ("queue", "tenant", "used", "vtime")} for row in rows]
+
+    async def used(self) -> dict[str, UsedQueue]:
+        """Return what all tenants together have used of each queue."""
+        rows = await self._driver.fetch(call("used_of_queues", limit=_SHARES_MAX))
+        return {row["queue"]: UsedQueue(int(row["used"]), int(row["weight"])) for row in rows}
+
+    async def backlogs(self, names: Collection[str]) -> dict[str, Backlog]:
+        """Return the ready jobs of tenants; those without any are left out."""
+        return await self._backlogs(names, BACKLOG_MAX)
+
+    async def objectives(self, names: Collection[str] | None = None) -> list[Objective]:
+        """Return the tenants with a `wait_slo`, each with how long its oldest ready job has waited: the first 1,000."""
+        if names is None:
+            rows: Sequence[Row] = await self._driver.fetch(call("tenants_with_slo", limit=OBJECTIVES_MAX))
+            wanted = {row["name"]: row["wait_slo"] for row in rows}
+        else:
+            wanted = {name: one.wait_slo for name, (one, _) in (await self.named(names)).items() if one.wait_slo}
+        waiting = await self._backlogs(wanted, _OLDEST_MAX) if wanted else {}
+        return [Objective(name, slo, waiting[name].waited if name in waiting else 0) for name, slo in wanted.items()]
+
+    async def _backlogs(self, names: Collection[str], most: int) -> dict[str, Backlog]:
+        queues = places_in(await self._driver.fetch(call("pending_queues", limit=QUEUES_MAX)))
+        places = [{**queue, "of_tenant": name} for queue in queues for name in names][:_PLACES_MAX]
+        if not places:
+            return {}
+        rows = await self._driver.fetch(call("tenant_backlog", places=as_json(places), most=most))
+        return {row["tenant"]: Backlog(row["jobs"], row["oldest_at"], row["now"]) for row in rows}
 
     async def waits(self, name: str) -> list[Duration]:
         """Return how long the newest started jobs of a tenant waited for a worker."""
         rows = await self._driver.fetch(call("tenant_waits", tenant=name, newest=_NEWEST_MAX, limit=WAITS_MAX))
         return [row["waited"] for row in rows]
+
+
+def _named(names: Collection[str]) -> str:
+    return as_json([{"name": name} for name in names])

@@ -16,12 +16,15 @@ _LIMIT: Final[dict[str, Any]] = {
     "owner": "shop",
     "in_force": True,
     "running": 38,
+    "held": 3,
+    "next_at": None,
 }
 _HOLDER: Final[dict[str, Any]] = {
     "id": "job_01m7h07rq30wjd03gjnmt8r3pz",
     "task": "report",
     "tenant": "acme",
     "since": "2027-01-31T06:00:00Z",
+    "gate": "queue:media",
 }
 
 
@@ -38,6 +41,23 @@ class Limit(Resource, kw_only=True):
     running: Annotated[
         Count | None, msgspec.Meta(description="running jobs that it counts; null for a name that ends with *")
     ]
+    held: (
+        Annotated[
+            Count,
+            msgspec.Meta(
+                description="groups of jobs under the same limits that wait for this one, up to 1,000;"
+                " of one tenant its own, and absent for queues"
+            ),
+        ]
+        | Absent
+    ) = UNSET
+    next_at: (
+        Annotated[
+            Time | None,
+            msgspec.Meta(description="when a rate that is used up allows the next start; for all tenants only"),
+        ]
+        | Absent
+    ) = UNSET
     changed: Annotated[bool, msgspec.Meta(description="whether this request changed it")] | Absent = UNSET
 
 
@@ -49,17 +69,17 @@ class LimitHolder(Resource):
     task: str
     tenant: str
     since: Time
+    gate: Annotated[str, msgspec.Meta(description="the name under which it counts, such as account-42")]
 
 
 @example(
-    {**_LIMIT, "holders": [_HOLDER], "held": 3},
+    {**_LIMIT, "holders": [_HOLDER]},
     known_by=frozenset({"name", "concurrency", "holders"}),
 )
 class LimitDetails(Limit, kw_only=True):
     """A limit with the jobs that hold its places."""
 
     holders: Annotated[list[LimitHolder], msgspec.Meta(description="running jobs, those that run longest first")]
-    held: Annotated[Count, msgspec.Meta(description="groups of jobs under the same limits that wait for this one")]
 
 
 @example({"name": "queue:media", "removed": True}, known_by=frozenset({"name", "removed"}))

@@ -6,8 +6,10 @@ import msgspec
 from msgspec import UNSET
 
 from headway.wire.base import Absent, Count, Resource, Time, example, example_of
+from headway.wire.limits import Limit
 from headway.wire.nodes import Node, Worker
 from headway.wire.queues import Queue
+from headway.wire.tenants import LateTenant
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -103,6 +105,20 @@ class MissedSchedule(Resource):
     latest: Time
 
 
+class FullLimits(Resource):
+    """The limits for which jobs wait: how many, and those for which most wait."""
+
+    total: Count
+    items: list[Limit]
+
+
+class LateTenants(Resource):
+    """The tenants whose jobs wait longer than their `wait_slo`: how many, and those that are furthest beyond it."""
+
+    total: Count
+    items: list[LateTenant]
+
+
 class LastHour(Resource):
     """How the jobs of the last hour ended. The window is shorter if there were too many to count."""
 
@@ -165,6 +181,8 @@ _SCHEDULE: Final = {"schedule": "daily-report", "tenant": "default"}
         },
         "failing": [{**_SCHEDULE, "failed_in_a_row": 3}],
         "missed": [{**_SCHEDULE, "instants": 2, "latest": "2027-01-31T06:00:00Z"}],
+        "limits": {"total": 1, "items": [example_of(Limit)]},
+        "tenants": {"total": 1, "items": [example_of(LateTenant)]},
         "degraded": ["queue media is paused, and 12 jobs wait in it"],
         "at": "2027-01-31T06:00:00Z",
         "tenant": None,
@@ -196,6 +214,8 @@ class Stats(Resource, kw_only=True):
     dead: DeadLetterFigures
     failing: list[FailingSchedule]
     missed: list[MissedSchedule]
+    limits: FullLimits
+    tenants: LateTenants
     degraded: Annotated[list[str], msgspec.Meta(description="faults in words")]
     at: Time
     tenant: Annotated[str | None, msgspec.Meta(description="the tenant of these statistics; null for all")]

@@ -4,8 +4,8 @@ The page contains no data, so it needs no credential; it loads its data from the
 path, since its URLs are relative.
 
 Browsers revalidate `index.html` at every visit. It names the other files with a version, the hash of their content, so
-browsers cache those for good, and a new build is seen at once. A build while the server runs takes effect at the next
-visit.
+browsers cache those for good, and a new build is seen at once. The script names the one that draws charts in the same
+way. A build while the server runs takes effect at the next visit.
 """
 
 import gzip
@@ -27,10 +27,12 @@ POLICY: Final = (
     "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 )
 START: Final = "index.html"
+SCRIPT: Final = "app.js"
 # Path: file, type, description.
 FILES: Final = {
     "/": (START, "text/html; charset=utf-8", "The dashboard"),
     "/app.js": ("app.js", "text/javascript; charset=utf-8", "The script of the dashboard"),
+    "/plot.js": ("plot.js", "text/javascript; charset=utf-8", "The script that draws charts"),
     "/app.css": ("app.css", "text/css; charset=utf-8", "The style of the dashboard"),
     "/icon.svg": ("icon.svg", "image/svg+xml", "The icon of the dashboard"),
 }
@@ -83,11 +85,13 @@ def _stamp_of(path: Path) -> tuple[int, int] | None:
 
 
 def _load(folder: Path, names: list[str]) -> dict[str, _File]:
-    found = {name: _file((folder / name).read_bytes()) for name in names if name != START}
-    start = (folder / START).read_text("utf-8")
-    for name, file in found.items():
-        start = re.sub(rf'(["\'])(\./)?{re.escape(name)}\1', rf"\g<1>{name}?v={file.version}\g<1>", start)
-    return {**found, START: _file(start.encode())}
+    found = {name: _file((folder / name).read_bytes()) for name in names if name not in (START, SCRIPT)}
+    for name, lead in ((SCRIPT, "./"), (START, "")):  # Each names files that are complete by then.
+        text = (folder / name).read_text("utf-8")
+        for other, file in found.items():
+            text = re.sub(rf'(["\'])(?:\./)?{re.escape(other)}\1', rf"\g<1>{lead}{other}?v={file.version}\g<1>", text)
+        found[name] = _file(text.encode())
+    return found
 
 
 def _file(body: bytes) -> _File:

@@ -376,13 +376,6 @@ select s.used, s.weight, (
 from headway_jobs j join headway_shares s on s.queue = j.queue and s.needs = j.needs and s.tenant = j.tenant
 where j.id = :id and j.status || '' = 'PENDING';
 
--- name: held_counts
--- Count the lanes that wait at gates whose names begin like this.
-select held_by as gate, count(*) as lanes from headway_lanes
-where held_by is not null and substr(held_by, 1, length(cast(:stem as text))) = :stem
-  and (cast(:tenant as text) is null or tenant = :tenant)
-group by held_by order by held_by limit :limit;
-
 -- name: running_of_tenant
 -- Count the attempts of one tenant that run, by what limits look at.
 select queue, task, limit_key, held, count(*) as running from headway_jobs
@@ -392,10 +385,6 @@ group by queue, task, limit_key, held order by queue, task, limit_key, held limi
 -- name: tenant
 -- Read the definition of one tenant.
 select * from headway_tenants where name = :name;
-
--- name: tenants
--- Read the defined tenants.
-select * from headway_tenants order by name;
 
 -- name: put_tenant
 -- Create or change the definition of a tenant.
@@ -412,31 +401,6 @@ delete from headway_tenants where name = :name and author = :author returning na
 -- name: weigh_shares
 -- Change the weight of a tenant in the queues that it uses.
 update headway_shares set weight = :weight where tenant = :name and weight <> :weight returning queue;
-
--- name: tenant_names
--- Read the names of tenants that are defined or have used a queue.
-select name from (
-  select name from headway_tenants where name > :after
-  union
-  select tenant as name from headway_shares where tenant > :after
-) as known order by name limit :limit;
-
--- name: tenant_shares
--- Read what tenants have used of queues.
-select queue, needs, tenant, used, vtime from headway_shares where tenant in {list tenants} order by queue, needs, tenant;
-
--- name: tenant_waits
--- Read how long the newest started jobs of a tenant waited for a worker: those that run, and those among its newest jobs,
--- up to :newest, so that a backlog is not read.
-select started_at - ready_at as waited from (
-  select id, started_at, ready_at from headway_jobs where lease_until is not null and tenant = :tenant
-  union
-  select id, started_at, ready_at from (
-    select id, started_at, ready_at from headway_jobs where tenant = :tenant order by id desc limit :newest
-  ) as newest
-) as job
-where started_at is not null and ready_at is not null and started_at >= ready_at
-order by started_at desc, id desc limit :limit;
 
 -- name: waiting_lanes
 -- Count the ready jobs of a queue by lane, up to :limit.
