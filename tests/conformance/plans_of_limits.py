@@ -21,6 +21,9 @@ COUNTED = json.dumps(
 CHARGES = json.dumps(
     [{"in_queue": "default", "of_tenant": "t-7", "more": 5, "took": 5, "jobs": 1}],
 )
+QUEUES = json.dumps([{"in_queue": "default", "for_needs": ""}])
+PLACES = json.dumps([{"in_queue": "default", "for_needs": "", "of_tenant": "t-7"}])
+RANGES = json.dumps([{"limit_name": "account-*", "low": "account-", "high": "account-\U0010ffff"}])
 MARKS = json.dumps(
     [{"of_tenant": "t-7", "of_key": "", "of_task": "", "to_open": 1, "to_held_by": None, "to_look_at": 1, "to_turn": 1}]
 )
@@ -54,6 +57,19 @@ HOT: dict[str, dict[str, Any]] = {
     "relabel": {"after": "", "limit": 5_000},
     "relabel_jobs": {"after": "", "last": JOB},
     "prune_gates": {"age": 30 * DAY, "limit": 500},
+    # What people see: none of these may read all jobs, lanes or tenants.
+    "gate_holders": {"kind": "key", "value": "account-7", "tenant": None, "limit": 20},
+    "held_lanes_of_limits": {"limits": RANGES, "most": 1_000},
+    "open_lanes_of_queues": {"queues": '[{"in_queue": "default"}]', "most": 1_000},
+    "sharing_queues": {"limit": 1_000},
+    "pending_queues": {"limit": 1_000},
+    "held_lanes_of_tenant": {"queues": QUEUES, "tenant": "t-7", "most": 1_000},
+    "sharing_tenants": {"queues": QUEUES, "after": "t-1", "limit": 51},
+    "tenant_shares": {"places": PLACES},
+    "tenant_waits": {"tenant": "t-7", "newest": 10_000, "limit": 200},
+    "tenant_backlog": {"places": PLACES, "most": 500},
+    "running_seconds": {"tenant": None, "limit": 10_000},
+    "running_seconds (tenant)": {"tenant": "t-7", "limit": 10_000},
 }
 ORDERED = {"next_shares", "await_share", "due_lanes", "relabel"}
 LANE = "headway_jobs_lane"
@@ -64,6 +80,9 @@ BY: dict[str, str] = {
     "held_lanes": "headway_lanes_held",
     "waiting_gates": "headway_lanes_held",
     "due_lanes": "headway_lanes_look",
+    "held_lanes_of_limits": "headway_lanes_held",
+    "pending_queues": LANE,
+    "tenant_backlog": LANE,
     "next_lanes": "headway_lanes_open",
     **dict.fromkeys(("next_shares", "next_shares (past)", "await_share"), "headway_shares_next"),
 }
@@ -90,10 +109,10 @@ UNDER_LOAD = (
 COLD = {
     *("lock_limits", "raise_limits_revision", "limits", "limit", "put_limit", "limit_in_force", "remove_limit"),
     *("record_limit", "mark_limited_queues", "mark_unlimited_queues", "mark_running", "writers", "relabelled_limit"),
-    *("relabelled", "recheck_lanes", "limits_at_work", "prune_lanes", "limit_holders", "held_counts"),
-    *("running_of_tenant", "tenant", "tenants", "put_tenant", "remove_tenant", "weigh_shares", "tenant_names"),
-    *("tenant_shares", "tenant_waits", "job_hold", "job_share", "waiting_lanes", "usual_duration", "attempt_spans"),
-    "limit_revisions",
+    *("relabelled", "recheck_lanes", "limits_at_work", "prune_lanes", "limit_holders"),
+    *("running_of_tenant", "tenant", "tenants", "put_tenant", "remove_tenant", "weigh_shares", "next_tenants"),
+    *("tenants_named", "tenants_with_slo", "used_of_queues", "limit_revisions"),
+    *("job_hold", "job_share", "waiting_lanes", "usual_duration", "attempt_spans"),
 }
 FILL = """
 insert into headway_shares (queue, needs, tenant, vtime, weight, cost, used, open)

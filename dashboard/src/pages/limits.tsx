@@ -115,7 +115,7 @@ function Rate({ limit }: { limit: Limit }) {
 
 function Lanes({ limit }: { limit: Limit }) {
   if (limit.held === undefined) return <span class="faint">–</span>;
-  return limit.held ? <Badge state="held" word={lanes(limit.held)} /> : <span class="faint">none</span>;
+  return limit.held ? <Badge state="WAITING" word={lanes(limit.held)} /> : <span class="faint">none</span>;
 }
 
 function lanes(held: number): string {
@@ -146,7 +146,7 @@ export function LimitPage({ name }: { name: string }) {
       </nav>
       <header class="page-head">
         <h1>
-          <Text of={limit.name} most={80} /> {limit.held ? <Badge state="held" word={`${lanes(limit.held)} waiting`} /> : null}
+          <Text of={limit.name} most={80} /> {limit.held ? <Badge state="WAITING" word={`${lanes(limit.held)} waiting`} /> : null}
         </h1>
         {canChange() && (
           <div class="actions">
@@ -246,7 +246,7 @@ function LimitForm({ limit, onClose, onDone }: { limit: Limit | null; onClose: (
       title={limit === null ? "New limit" : `Change the limit ${limit.name}`}
       onClose={onClose}
       verb={limit === null ? "Put it" : "Change it"}
-      command={line}
+      command={name.trim() ? line : undefined}
       isReady={name.trim() !== ""}
       act={async () => {
         const body = { concurrency: typed(concurrency), rate: rate.trim(), burst: typed(burst) };
@@ -256,7 +256,7 @@ function LimitForm({ limit, onClose, onDone }: { limit: Limit | null; onClose: (
         onClose();
       }}
     >
-      {limit === null && <Field label="queue:NAME, task:NAME, tenant:NAME, or a name that jobs give; * at the end: each" maxLength={200} value={name} onValue={setName} />}
+      {limit === null && <Field label="Name: queue:…, task:…, tenant:…, or one that jobs give; * ends a prefix" maxLength={200} value={name} onValue={setName} />}
       <Field label="How many may run at a time; empty: any number" inputMode="numeric" maxLength={20} value={concurrency} onValue={setConcurrency} />
       <Field label="How many may start in which time; empty: any number" placeholder="10/s, or 100/5m" maxLength={40} value={rate} onValue={setRate} />
       <Field label="How many may start at once after a rest (a token bucket); empty: no bucket" inputMode="numeric" maxLength={20} value={burst} onValue={setBurst} />

@@ -138,6 +138,8 @@ export function whereTo(alert: Alert): string {
       return alert.target ? scheduleHref({ name: alert.target, tenant: alert.tenant }) : "#/schedules";
     case "undecided":
       return "#/schedules";
+    case "tenant_waits":
+      return alert.target ? href(["tenants", alert.target]) : "#/tenants";
     default:
       return "#/queues";
   }

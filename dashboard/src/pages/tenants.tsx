@@ -249,7 +249,7 @@ function TenantForm({ tenant, onClose, onDone }: { tenant: Tenant | null; onClos
       title={tenant === null ? "Set a tenant" : `Change the tenant ${tenant.name}`}
       onClose={onClose}
       verb="Set it"
-      command={line}
+      command={name.trim() ? line : undefined}
       isReady={name.trim() !== ""}
       act={async () => {
         const number = /^\d{1,15}$/.test(weight.trim()) ? Number(weight) : weight.trim();

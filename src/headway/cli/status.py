@@ -114,13 +114,16 @@ def _limit_facts(limits: FullLimits) -> dict[str, str]:
 
 def full_text(limit: Limit) -> str:
     """Describe a limit for which jobs wait: `queue:media 40 of 40, 3 lanes wait`."""
-    if limit.running is None:
-        used = "for each name"
-    elif limit.concurrency is None:
-        used = f"at {limit.rate}"
-    else:
-        used = f"{limit.running:,} of {limit.concurrency:,}"
-    return f"{limit.name} {used}, {waiting_text(limit)}"
+    rate = f" at {limit.rate}" if limit.concurrency is None else ""
+    return f"{limit.name} {used_text(limit)}{rate}, {waiting_text(limit)}"
+
+
+def used_text(limit: Limit) -> str:
+    """Describe how many jobs run of those that a limit allows."""
+    if limit.name.endswith("*"):
+        return "each name"
+    running = f"{limit.running or 0:,}"
+    return running if limit.concurrency is None else f"{running} of {limit.concurrency:,}"
 
 
 def waiting_text(limit: Limit) -> str:

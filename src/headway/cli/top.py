@@ -19,7 +19,7 @@ from msgspec import UNSET
 from headway.cli.output import console
 from headway.cli.queues import queue_state
 from headway.cli.session import Session, new_command
-from headway.cli.status import attention, located, nodes_of, schedulers_of, waiting_text
+from headway.cli.status import attention, located, nodes_of, schedulers_of, used_text, waiting_text
 from headway.cli.text import clean, count, span, utc
 from headway.cli.watch import Line, bar, painted
 from headway.core.errors import Denied, StoreUnavailable
@@ -283,11 +283,10 @@ def _limit_lines(picture: Picture) -> list[Line]:
     name_width = max(12, min(30, max(len(clean(limit.name)) for limit in found.items)))
     lines: list[Line] = [[("full limits", "name")]]
     for limit in found.items:
-        used = "each name" if limit.running is None else f"{limit.running:,} of {limit.concurrency or '—'}"
         lines.append(
             [
                 (f"  {_fit(limit.name, name_width)}", ""),
-                (f"{used:>16}", "name"),
+                (f"{used_text(limit):>16}", "name"),
                 (f"  {limit.rate or '':>9}", "time"),
                 (f"  {waiting_text(limit)}", "warn"),
             ]

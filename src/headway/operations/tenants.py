@@ -10,7 +10,7 @@ from headway.core.errors import Denied, InvalidLimit
 from headway.core.instants import SECOND, Duration, isoformat
 from headway.operations.verbs import OperationGroup, verb
 from headway.store.audit_log import AuditEntry
-from headway.store.tenants import UsedQueue
+from headway.store.tenants import Running, UsedQueue
 from headway.wire import tenants as wire
 from headway.wire.base import PAGE_DEFAULT, Cursor, Limit, Page, duration
 from headway.wire.tenants import TenantDetails, TenantShare
@@ -51,7 +51,8 @@ class Tenants(OperationGroup):
             raise Denied("tenant: this token sees one tenant only")
         store = self.caller.store.tenants
         [tenant], found = await self._tenants([name]), await store.get(name)
-        shares, waits, used = await store.shares([name]), await store.waits(name), await self._used()
+        running, waits = await store.running(self.caller.tenant), await store.waits(name)
+        shares, used = await store.shares([name], running), await self._used(running)
         slo, p95 = None if found is None else found[0].wait_slo, _percentile(waits, 95)
         return TenantDetails(
             **msgspec.structs.asdict(tenant),
@@ -88,8 +89,10 @@ class Tenants(OperationGroup):
 
     async def _tenants(self, names: Sequence[str]) -> Sequence[wire.Tenant]:
         """Return tenants with what they have used, and what waits."""
-        store, all_used = self.caller.store.tenants, await self._used()
-        defined, used = await store.named(names), _used(await store.shares(names))
+        store = self.caller.store.tenants
+        running = await store.running(self.caller.tenant)
+        defined, used = await store.named(names), _used(await store.shares(names, running))
+        all_used = await self._used(running)
         backlogs, total = await store.backlogs(names), sum(queue.used for queue in all_used.values())
         found = []
         for name in names:
@@ -102,9 +105,9 @@ class Tenants(OperationGroup):
             found.append(tenant)
         return found
 
-    async def _used(self) -> dict[str, UsedQueue]:
+    async def _used(self, running: Running) -> dict[str, UsedQueue]:
         """Return what all tenants used of queues, for callers that see all of them."""
-        return await self.caller.store.tenants.used() if self.caller.tenant is None else {}
+        return await self.caller.store.tenants.used(running) if self.caller.tenant is None else {}
 
 
 def _share(share: Mapping[str, Any], queue: UsedQueue | None, weight: int) -> TenantShare:

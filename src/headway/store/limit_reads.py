@@ -159,12 +159,13 @@ class StoreLimitReads:
         ranges = as_json([_range_of(limit) for limit in limits])
         rows = await self._driver.fetch(call("held_lanes_of_limits", limits=ranges, most=HELD_MAX))
         rows = [row for row in rows if _is_under(rules.limits[row["limit_name"]], rules, row["gate"])]
-        lanes = await self._lanes_of_queues({row["gate"] for row in rows if kind_of(row["gate"]) == "queue"})
+        of_queues = await self._lanes_of_queues({row["gate"] for row in rows if kind_of(row["gate"]) == "queue"})
         counts: dict[str, int] = {}
         for row in rows:
-            name = row["limit_name"]
-            counts[name] = min(HELD_MAX, counts.get(name, 0) + lanes.get(row["gate"], row["lanes"]))
-        return counts
+            name, gate = row["limit_name"], row["gate"]
+            lanes = of_queues.get(gate, 0) if kind_of(gate) == "queue" else row["lanes"]
+            counts[name] = min(HELD_MAX, counts.get(name, 0) + lanes)
+        return {name: lanes for name, lanes in counts.items() if lanes}
 
     async def _lanes_of_queues(self, gates: set[str]) -> dict[str, int]:
         """Count the lanes that wait at gates of queues: they stay open, and one lane says that the gate is full."""

@@ -1,9 +1,10 @@
 """Define tenants: their weights, and how long their jobs may wait. Read what they have used of queues."""
 
 import heapq
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from headway.core.errors import LimitOwned
 from headway.core.instants import Duration, Instant
@@ -15,9 +16,12 @@ WAITS_MAX: Final = 200
 BACKLOG_MAX: Final = 500  # Ready jobs that are counted of a tenant in a queue.
 OBJECTIVES_MAX: Final = 1_000  # Tenants whose waits are measured.
 _NEWEST_MAX: Final = 10_000
+_RUNNING_MAX: Final = 10_000  # Tenants and queues in which jobs run.
 _SHARES_MAX: Final = 100_000
 _PLACES_MAX: Final = 20_000  # Tenants times queues in one read; the first queues by name.
 _OLDEST_MAX: Final = 20  # Ready jobs of a tenant in a queue among which the oldest is looked for.
+
+Running: TypeAlias = Mapping[tuple[str, str], Duration]  # How long the running jobs of a queue and a tenant have taken.
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ def _remove(name: str, author: str) -> Transaction[bool]:
 def _weigh(name: str, weight: int) -> Transaction[None]:
     """Change the weight of a tenant in its queues; its shares are locked in their order first, as claims do."""
     queues = places_in((yield call("sharing_queues", limit=QUEUES_MAX)))
-    shares = yield call("tenant_shares", queues=as_json(queues), tenants=as_json([{"name": name}]))
+    shares = yield call("tenant_shares", places=as_json(_places(queues, [name])))
     if shares:
         keys = [{column: share[column] for column in ("queue", "needs", "tenant")} for share in shares]
         yield call("lock_shares", shares=as_json(keys))
@@ -108,7 +112,8 @@ class StoreTenants:
 
     async def named(self, names: Collection[str]) -> dict[str, tuple[Tenant, str]]:
         """Return the definitions of some tenants, each with its author."""
-        rows = await self._driver.fetch(call("tenants_named", names=_named(names)))
+        named = as_json([{"name": name} for name in names])
+        rows = await self._driver.fetch(call("tenants_named", names=named))
         return {row["name"]: (_read(row), row["author"]) for row in rows}
 
     async def names(self, *, after: str, limit: int) -> list[str]:
@@ -118,16 +123,30 @@ class StoreTenants:
         sharing = await self._driver.fetch(call("sharing_tenants", queues=queues, after=after, limit=limit))
         return heapq.nsmallest(limit, {row["name"] for row in (*defined, *sharing)})
 
-    async def shares(self, names: Collection[str]) -> list[dict[str, Any]]:
+    async def shares(self, names: Collection[str], running: Running) -> list[dict[str, Any]]:
         """Return what tenants have used of queues: microseconds, and the same divided by the weight at the time."""
-        queues = as_json(await sharing_queues(self._driver))
-        rows = await self._driver.fetch(call("tenant_shares", queues=queues, tenants=_named(names)))
-        return [{column: row[column] for column in ("queue", "tenant", "used", "vtime")} for row in rows]
+        places = _places(await sharing_queues(self._driver), names)
+        rows = await self._driver.fetch(call("tenant_shares", places=as_json(places)))
+        return [
+            {
+                **{column: row[column] for column in ("queue", "tenant", "vtime")},
+                "used": row["used"] + running.get((row["queue"], row["tenant"]), 0),
+            }
+            for row in rows
+        ]
 
-    async def used(self) -> dict[str, UsedQueue]:
+    async def used(self, running: Running) -> dict[str, UsedQueue]:
         """Return what all tenants together have used of each queue."""
+        more: Counter[str] = Counter()
+        for (queue, _), took in running.items():
+            more[queue] += took
         rows = await self._driver.fetch(call("used_of_queues", limit=_SHARES_MAX))
-        return {row["queue"]: UsedQueue(int(row["used"]), int(row["weight"])) for row in rows}
+        return {row["queue"]: UsedQueue(int(row["used"]) + more[row["queue"]], int(row["weight"])) for row in rows}
+
+    async def running(self, tenant: str | None) -> Running:
+        """Return how long attempts that run have taken so far; they are added to a share when they end."""
+        rows = await self._driver.fetch(call("running_seconds", tenant=tenant, limit=_RUNNING_MAX))
+        return {(row["queue"], row["tenant"]): int(row["took"]) for row in rows}
 
     async def backlogs(self, names: Collection[str]) -> dict[str, Backlog]:
         """Return the ready jobs of tenants; those without any are left out."""
@@ -145,7 +164,7 @@ class StoreTenants:
 
     async def _backlogs(self, names: Collection[str], most: int) -> dict[str, Backlog]:
         queues = places_in(await self._driver.fetch(call("pending_queues", limit=QUEUES_MAX)))
-        places = [{**queue, "of_tenant": name} for queue in queues for name in names][:_PLACES_MAX]
+        places = _places(queues, names)
         if not places:
             return {}
         rows = await self._driver.fetch(call("tenant_backlog", places=as_json(places), most=most))
@@ -157,5 +176,5 @@ class StoreTenants:
         return [row["waited"] for row in rows]
 
 
-def _named(names: Collection[str]) -> str:
-    return as_json([{"name": name} for name in names])
+def _places(queues: Sequence[Mapping[str, str]], names: Collection[str]) -> list[dict[str, str]]:
+    return [{**queue, "of_tenant": name} for queue in queues for name in names][:_PLACES_MAX]

@@ -45,8 +45,8 @@ class Limit(Resource, kw_only=True):
         Annotated[
             Count,
             msgspec.Meta(
-                description="groups of jobs under the same limits that wait for this one, up to 1,000;"
-                " of one tenant its own, and absent for queues"
+                description="lanes that wait for it, up to 1,000: jobs with the same queue, tenant and limits are a lane;"
+                " a token of one tenant counts its own, and not for queues"
             ),
         ]
         | Absent

@@ -31,10 +31,16 @@ from {each limits as r (limit_name text, low text, high text)} headway_lanes as 
 group by r.limit_name, l.held_by;
 
 -- name: open_lanes_of_queues
--- Count the open lanes of queues, up to :most of each: where the limit of the queue is full, these wait for it.
+-- Count the open lanes of queues, up to :most of each: where the limit of the queue is full, these wait for it. The lane of
+-- jobs without tenant and limit is open also when it is empty.
 select r.in_queue as queue, count(*) as lanes
 from {each queues as r (in_queue text)} headway_lanes as h
-  where h.queue = r.in_queue and h.open = 1 limit :most
+  where h.queue = r.in_queue and h.open = 1 and (
+    h.tenant <> 'default' or h.limit_key <> '' or h.limited_task <> '' or exists (
+      select 1 from headway_jobs j where j.status = 'PENDING' and j.queue = h.queue and j.needs = h.needs
+        and j.tenant = h.tenant and j.limit_key = h.limit_key and j.limited_task = h.limited_task
+    )
+  ) limit :most
 {end_each headway_lanes as l}
 group by r.in_queue;
 
@@ -105,10 +111,10 @@ from {each queues as r (in_queue text, for_needs text)} headway_shares as h
 order by name limit :limit;
 
 -- name: tenant_shares
--- Read what tenants have used of these queues.
+-- Read what tenants have used of queues.
 select s.queue, s.needs, s.tenant, s.used, s.vtime
-from {each queues as r (in_queue text, for_needs text)} headway_shares as h
-  where h.queue = r.in_queue and h.needs = r.for_needs and h.tenant {among tenants name}
+from {each places as r (in_queue text, for_needs text, of_tenant text)} headway_shares as h
+  where h.queue = r.in_queue and h.needs = r.for_needs and h.tenant = r.of_tenant limit 1
 {end_each headway_shares as s}
 order by s.queue, s.needs, s.tenant;
 
@@ -118,6 +124,13 @@ select queue, sum(used) as used, sum(weight) as weight from (
   select queue, used, weight from headway_shares order by queue, needs, tenant limit :limit
 ) as read
 group by queue;
+
+-- name: running_seconds
+-- Add up how long the running attempts of tenants have taken so far; reads what runs.
+select queue, tenant, sum(case when started_at < {now} then {now} - started_at else 0 end) as took from headway_jobs
+where lease_until is not null and started_at is not null and tenant <> 'default'
+  and (cast(:tenant as text) is null or tenant = :tenant)
+group by queue, tenant limit :limit;
 
 -- name: tenant_waits
 -- Read how long the newest started jobs of a tenant waited for a worker: those that run, and those among its newest jobs,
