@@ -12,7 +12,10 @@ from tests.browser.test_actions import enqueue, wait_ended
 from tests.support.api import ApiProcess
 from tests.support.browser import AXE, Visit, visiting
 
-PAGES = ("", "jobs", "jobs/{failed}", "schedules", "schedules/nightly", "queues", "problems", "settings")
+PAGES = (
+    *("", "jobs", "jobs/{failed}", "schedules", "schedules/nightly", "queues", "problems", "settings"),
+    *("limits", "limits/queue%3Aseen", "tenants", "tenants/seen"),
+)
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 RUN_AXE = """async (rules) => {
   const found = await axe.run(document, {resultTypes: ["violations"], runOnly: rules});
@@ -42,8 +45,11 @@ def axe() -> str:
 @pytest.fixture(scope="module")
 def failed(api: httpx.Client) -> str:
     """A failed job."""
-    job_id = enqueue(api, "fail", tags=["shown"])
+    job_id = enqueue(api, "fail", tags=["shown"], tenant="seen", queue="seen")
     wait_ended(api, job_id)
+    api.put("/api/limits/queue:seen", json={"concurrency": 5, "rate": "10/s", "burst": 20})
+    api.put("/api/limits/seen-*", json={"concurrency": 1})
+    api.put("/api/tenants/seen", json={"weight": 4, "wait_slo": "1us"})
     return job_id
 
 
@@ -67,6 +73,11 @@ def test_axe_finds_nothing_serious(
         page.keyboard.press("?")
         expect(page.get_by_role("dialog")).to_be_visible()
         found["help"] = page.evaluate(RUN_AXE, rules)
+        for path in ("limits?new=1", "tenants?new=1"):
+            page = open_page(visit, path)
+            expect(page.get_by_role("dialog")).to_be_visible()
+            page.evaluate(axe)
+            found[path] = page.evaluate(RUN_AXE, rules)
     assert {path: problems for path, problems in found.items() if problems} == {}
 
 

@@ -309,6 +309,8 @@ def test_limits_on_the_command_line(cli: Cli) -> None:
         "owner": "",
         "in_force": True,
         "running": 0,
+        "held": 0,
+        "next_at": None,
         "changed": False,
     }
     assert [one["name"] for one in cli("limits", "list", "--json").json] == ["account-*", "queue:media"]
@@ -348,8 +350,12 @@ def test_tenants_on_the_command_line(cli: Cli) -> None:
         "wait_slo": None,
         "author": None,
         "used_seconds": 0.0,
+        "used_part": 0.0,
+        "ready": 0,
+        "oldest_ready_at": None,
         "queues": [],
         "waits": 0,
+        "wait_p50_seconds": None,
         "wait_p95_seconds": None,
         "meets_slo": None,
     }

@@ -31,17 +31,16 @@ from {each limits as r (limit_name text, low text, high text)} headway_lanes as 
 group by r.limit_name, l.held_by;
 
 -- name: open_lanes_of_queues
--- Count the open lanes of queues, up to :most of each: where the limit of the queue is full, these wait for it. The lane of
--- jobs without tenant and limit is open also when it is empty.
+-- Count the open lanes of queues that have ready jobs, among up to :most of each: where the limit of the queue is full, these
+-- wait for it. A lane whose last job was taken stays open until a claim finds it empty.
 select r.in_queue as queue, count(*) as lanes
 from {each queues as r (in_queue text)} headway_lanes as h
-  where h.queue = r.in_queue and h.open = 1 and (
-    h.tenant <> 'default' or h.limit_key <> '' or h.limited_task <> '' or exists (
-      select 1 from headway_jobs j where j.status = 'PENDING' and j.queue = h.queue and j.needs = h.needs
-        and j.tenant = h.tenant and j.limit_key = h.limit_key and j.limited_task = h.limited_task
-    )
-  ) limit :most
+  where h.queue = r.in_queue and h.open = 1 limit :most
 {end_each headway_lanes as l}
+where exists (
+  select 1 from headway_jobs j where j.status = 'PENDING' and j.queue = l.queue and j.needs = l.needs
+    and j.tenant = l.tenant and j.limit_key = l.limit_key and j.limited_task = l.limited_task
+)
 group by r.in_queue;
 
 -- name: sharing_queues
