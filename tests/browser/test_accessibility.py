@@ -73,6 +73,7 @@ def test_axe_finds_nothing_serious(
         page.keyboard.press("?")
         expect(page.get_by_role("dialog")).to_be_visible()
         found["help"] = page.evaluate(RUN_AXE, rules)
+        page.keyboard.press("Escape")
         for path in ("limits?new=1", "tenants?new=1"):
             page = open_page(visit, path)
             expect(page.get_by_role("dialog")).to_be_visible()
