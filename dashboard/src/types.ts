@@ -484,7 +484,7 @@ export interface Limit {
   in_force: boolean;
   /** running jobs that it counts; null for a name that ends with * */
   running: number | null;
-  /** groups of jobs under the same limits that wait for this one, up to 1,000; of one tenant its own, and absent for queues */
+  /** lanes that wait for it, up to 1,000; jobs with the same queue, tenant and limits are one; a token of one tenant counts its own, and not for queues */
   held?: number;
   /** when a rate that is used up allows the next start; for all tenants only */
   next_at?: string | null;
@@ -519,7 +519,7 @@ export interface LimitDetails {
   in_force: boolean;
   /** running jobs that it counts; null for a name that ends with * */
   running: number | null;
-  /** groups of jobs under the same limits that wait for this one, up to 1,000; of one tenant its own, and absent for queues */
+  /** lanes that wait for it, up to 1,000; jobs with the same queue, tenant and limits are one; a token of one tenant counts its own, and not for queues */
   held?: number;
   /** when a rate that is used up allows the next start; for all tenants only */
   next_at?: string | null;

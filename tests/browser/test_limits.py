@@ -1,8 +1,9 @@
-"""The pages of limits and tenants: what they show, what operators change, with the keyboard alone, and two at a time."""
+"""The pages of limits and tenants: what they show and change, by keyboard alone, and for two operators at once."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -28,10 +29,14 @@ class Held:
 @pytest.fixture(scope="module")
 def held(api: httpx.Client) -> Iterator[Held]:
     """Jobs that wait for limits; acme waits longer than it should."""
-    for name, limit in {"place-*": {"concurrency": 1}, "slow-api": {"rate": "1/h"}, "queue:seats": {"concurrency": 3}}.items():
+    for name, limit in {
+        "place-*": {"concurrency": 1},
+        "slow-api": {"rate": "1/h"},
+        "queue:seats": {"concurrency": 3},
+    }.items():
         assert api.put(f"/api/limits/{name}", json=limit).status_code == 200
     api.put("/api/tenants/acme", json={"weight": 4, "wait_slo": "1us"})
-    common = {"queue": "seats", "tenant": "acme"}
+    common: dict[str, Any] = {"queue": "seats", "tenant": "acme"}
     runs = enqueue(api, "work", limit="place-7", **common)
     wait_until(lambda: api.get(f"/api/jobs/{runs}").json()["status"] == "RUNNING", "the job to run")
     waits = enqueue(api, "work", limit="place-7", **common)
@@ -75,7 +80,9 @@ def test_job_links_to_the_limit_that_it_waits_for(visit: Visit, held: Held) -> N
     expect(page.locator(".why")).to_contain_text("limit place-7 allows 1 at a time")
     expect(page.locator(".why").get_by_role("link", name=held.runs[-6:])).to_be_visible()
     page.keyboard.press("w")
-    page.get_by_role("region").get_by_role("link", name="place-*").or_(page.get_by_role("link", name="place-*")).first.click()
+    page.get_by_role("region").get_by_role("link", name="place-*").or_(
+        page.get_by_role("link", name="place-*")
+    ).first.click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("place-*")
 
 
@@ -151,12 +158,20 @@ def row_number(page: Page, name: str) -> int:
     return [text.strip() for text in names].index(name) + 1
 
 
-def test_second_operator_sees_what_the_first_did(browser: Browser, headway_server: ApiProcess, api: httpx.Client) -> None:
+def test_second_operator_sees_what_the_first_did(
+    browser: Browser, headway_server: ApiProcess, api: httpx.Client
+) -> None:
     api.put("/api/limits/queue:contested", json={"concurrency": 5})
     api.put("/api/tenants/contested", json={"weight": 2})
     with visiting(browser, headway_server.url) as visit:
         for path, button, change, field, words in (
-            ("limits/queue%3Acontested", "Change the limit queue:contested", {"concurrency": 7}, "at a time", "allows 7 at a time"),
+            (
+                "limits/queue%3Acontested",
+                "Change the limit queue:contested",
+                {"concurrency": 7},
+                "at a time",
+                "allows 7 at a time",
+            ),
             ("tenants/contested", "Change", {"weight": 7}, "Weight", "has the weight 7"),
         ):
             page = visit.open(path)

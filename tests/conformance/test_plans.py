@@ -394,7 +394,9 @@ def test_sqlite_searches(sqlite: SqliteConnection, name: str) -> None:
     if name == "sharing_queues":  # Reads the first row, then looks up the next queue.
         allowed = re.compile(r"SCAN (?:headway_shares USING COVERING INDEX \w+|found|CONSTANT ROW|\(.*\))$")
     if name == "tenant_waits":  # Of the tenant `default` it looks at the newest jobs of all, up to its limit.
-        allowed = re.compile(r"SCAN (?:headway_jobs USING INDEX sqlite_autoindex_headway_jobs_1|newest|newest_of_all|job)$")
+        allowed = re.compile(
+            r"SCAN (?:headway_jobs USING INDEX sqlite_autoindex_headway_jobs_1|newest|newest_of_all|job)$"
+        )
     if name in ("live_counts", "ended_counts"):  # Counts its results.
         allowed = re.compile(rf"SCAN \w+ USING INDEX (?:{SMALL})|SCAN (?:live|running|ready|waiting|blocked|ended)$")
     if name == "erasable_by_key":  # A job and its retries.

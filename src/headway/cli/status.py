@@ -69,9 +69,9 @@ def attention(stats: Stats) -> Iterator[tuple[str, str]]:
     for late in stats.tenants.items[:LATE_SHOWN]:
         words = f"tenant {late.name} waits for {span(round(late.waited_seconds) * SECOND)}, {late.wait_slo} allowed"
         yield words, f"headway tenants show {shlex.quote(late.name)}"
-    if (more := stats.tenants.total - LATE_SHOWN) > 0:
-        words = "more tenant waits" if more == 1 else "more tenants wait"
-        yield f"{more:,} {words} longer than allowed", "headway tenants list"
+    if (others := stats.tenants.total - LATE_SHOWN) > 0:
+        words = "more tenant waits" if others == 1 else "more tenants wait"
+        yield f"{others:,} {words} longer than allowed", "headway tenants list"
 
 
 def tell(out: Output, stats: Stats) -> None:

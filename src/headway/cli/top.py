@@ -282,15 +282,15 @@ def _limit_lines(picture: Picture) -> list[Line]:
         return []
     name_width = max(12, min(30, max(len(clean(limit.name)) for limit in found.items)))
     lines: list[Line] = [[("full limits", "name")]]
-    for limit in found.items:
-        lines.append(
-            [
-                (f"  {_fit(limit.name, name_width)}", ""),
-                (f"{used_text(limit):>16}", "name"),
-                (f"  {limit.rate or '':>9}", "time"),
-                (f"  {waiting_text(limit)}", "warn"),
-            ]
-        )
+    lines += [
+        [
+            (f"  {_fit(limit.name, name_width)}", ""),
+            (f"{used_text(limit):>16}", "name"),
+            (f"  {limit.rate or '':>9}", "time"),
+            (f"  {waiting_text(limit)}", "warn"),
+        ]
+        for limit in found.items
+    ]
     if (more := found.total - len(found.items)) > 0:
         lines.append([(f"  … {more:,} more", "quiet")])
     return lines

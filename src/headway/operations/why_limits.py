@@ -10,7 +10,12 @@ from headway.store.limit_reads import Hold, UsedShare
 def held_words(hold: Hold, now: Instant, evidence: dict[str, Any], *, is_for_tenant: bool = False) -> str:
     """Name the limit, what it allows, and who holds it; a tenant learns of its own jobs only."""
     limit, holder = hold.limit, hold.holder
-    evidence |= {"limit": hold.gate, "defined_as": hold.defined_as, "concurrency": limit.concurrency, "rate": limit.rate_text}
+    evidence |= {
+        "limit": hold.gate,
+        "defined_as": hold.defined_as,
+        "concurrency": limit.concurrency,
+        "rate": limit.rate_text,
+    }
     if holder is not None:
         evidence |= {"holder": holder.job_id, "holder_since": isoformat(holder.since)}
     if hold.look_at is not None:

@@ -155,7 +155,7 @@ class StoreLimitReads:
         ]
 
     async def held(self, limits: Iterable[Limit], rules: Rules) -> dict[str, int]:
-        """Count the lanes that wait for a place of each limit, up to 1,000; limits for which none waits are left out."""
+        """Count the lanes that wait for a place of each limit, up to 1,000; without limits for which none waits."""
         ranges = as_json([_range_of(limit) for limit in limits])
         rows = await self._driver.fetch(call("held_lanes_of_limits", limits=ranges, most=HELD_MAX))
         rows = [row for row in rows if _is_under(rules.limits[row["limit_name"]], rules, row["gate"])]

@@ -45,7 +45,7 @@ class Limit(Resource, kw_only=True):
         Annotated[
             Count,
             msgspec.Meta(
-                description="lanes that wait for it, up to 1,000: jobs with the same queue, tenant and limits are a lane;"
+                description="lanes that wait for it, up to 1,000; jobs with the same queue, tenant and limits are one;"
                 " a token of one tenant counts its own, and not for queues"
             ),
         ]

@@ -53,7 +53,8 @@ class TenantShare(Resource):
     queue: str
     used_seconds: float
     used_part: (
-        Annotated[float, msgspec.Meta(description="of what all tenants used of the queue; for all tenants only")] | Absent
+        Annotated[float, msgspec.Meta(description="of what all tenants used of the queue; for all tenants only")]
+        | Absent
     ) = UNSET
     fair_part: (
         Annotated[
