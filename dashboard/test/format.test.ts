@@ -1,9 +1,21 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { clip, count, counted, countdown, dateIn, duration, inZone, percent, rate, relative, safeUrl, shellWord, shortId, timeLeft, tries, visible } from "../src/format.ts";
+import { clip, count, counted, countdown, dateIn, duration, inZone, percent, rate, relative, safeUrl, shellWord, shortId, span, timeLeft, tries, visible } from "../src/format.ts";
 import { commandAt } from "../src/cli.ts";
 
 const AT = Date.parse("2027-03-28T01:00:00Z");
+
+test("durations of the API are read as they are written", () => {
+  const expected: [string, number][] = [
+    ["0s", 0],
+    ["5s", 5_000],
+    ["1h30m", 5_400_000],
+    ["1d2h3m4s5ms", 93_784_005],
+    ["250ms", 250],
+    ["1us", 0.001],
+  ];
+  for (const [text, ms] of expected) assert.equal(span(text), ms, text);
+});
 
 test("durations have their two largest parts", () => {
   const expected: [number, string][] = [

@@ -1,21 +1,24 @@
 """`headway top` as a pure function: what it shows, and that it fits any terminal."""
 
+import re
 from typing import Any
 
 import pytest
 
 from headway.cli.top import Picture, frame, health
 from headway.cli.watch import painted
-from headway.core.instants import HOUR, MINUTE, Instant, parse_instant
+from headway.core.instants import HOUR, MINUTE, SECOND, Instant, parse_instant
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
 from headway.core.nodes import Node
 from headway.core.schedule_names import ScheduleRef
-from headway.operations.monitoring import stats_of
+from headway.operations.monitoring import LISTED, stats_of
 from headway.operations.overview import Overview
 from headway.store.facts import Facts
+from headway.store.tenants import Objective
 from headway.wire.jobs import Job as WireJob
 from headway.wire.jobs import job_of
+from headway.wire.limits import Limit
 from headway.wire.overview import DeadTask, Stats
 from headway.wire.queues import Queue
 
@@ -136,6 +139,29 @@ def test_problems_are_shown() -> None:
         "coming": [{"name": "x", "tenant": "acme", "decided_through": 0, "next_at": NOW - MINUTE}]
     }
     assert "      1m late" in "\n".join(drawn(Picture(stats=figures(schedules=late), running=[])))
+
+
+def test_full_limits_and_late_tenants_are_shown() -> None:
+    def limit(name: str, **more: Any) -> Limit:
+        values: dict[str, Any] = {"concurrency": 5, "rate": None, "burst": None, "running": 5, "held": 3}
+        return Limit(name=name, owner="", in_force=True, **values | more)
+
+    limits = [limit("queue:media"), limit("account-*", running=None, held=1_000)]
+    limits += [limit("crm\x1b", concurrency=None, rate="10/s", held=1), *(limit(f"more-{n}") for n in range(20))]
+    late = [Objective(f"tenant-{n}", wait_slo=5 * SECOND, waited=20 * SECOND) for n in range(5)]
+    stats = figures(limits=limits, late_tenants=late)
+    assert (stats.limits.total, len(stats.limits.items), stats.tenants.total) == (23, LISTED, 5)
+    lines = drawn(Picture(stats=stats, running=[]), height=60)
+    text = "\n".join(lines)
+    for words in (r"queue:media +5 of 5 +3 lanes wait", r"account-\* +each name +at least 1,000 lanes wait"):
+        assert re.search(words, text), words
+    assert re.search(r"crm\\x1b +5 +10/s  1 lane waits", text)
+    assert "  … 13 more" in lines
+    assert any(
+        line.startswith("  tenant tenant-0 waits for 20s, 5s allowed  →  headway tenants show") for line in lines
+    )
+    assert any("2 more tenants wait longer than allowed" in line for line in lines)
+    assert "full limits" not in "\n".join(drawn(Picture(stats=figures(), running=[])))
 
 
 def test_job_shows_a_pending_cancel_or_a_lost_worker() -> None:
