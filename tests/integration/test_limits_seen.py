@@ -110,7 +110,7 @@ def test_why_names_the_share_of_the_tenant(home: House) -> None:
         for _ in range(2):
             await claim(store, "shared", node="node_1", lease=HOUR, limit=1)
         charge = {"in_queue": "shared", "of_tenant": "acme", "more": 10**9, "took": 5_000_000, "jobs": 1}
-        await store.driver.fetch(call("charge", needs="", charges=as_json([charge])))
+        await store.driver.fetch(call("charge", needs="", cost=50_000, charges=as_json([charge])))
 
     home.on_store(serve)
     waiting = [job["id"] for job in home.acme.get("/api/jobs?queue=shared&status=PENDING").json()["items"]]
