@@ -18,6 +18,7 @@ import pytest
 
 from tests.chaos.cluster import APP
 from tests.chaos.ledger import query
+from tests.chaos.limits import API, exceeded, overlapping, put_limits
 from tests.chaos.plan import LINK_FAULTS, PROCESS_FAULTS
 from tests.chaos.rigs import RIGS
 from tests.chaos.torture import Torture, plan_for
@@ -50,7 +51,9 @@ def play(engine: str, seed: int, folder: Path) -> None:
         ) as run:
             outcome = run.outcome
             assert not outcome.violations, "\n".join(outcome.violations)
+            changes = outcome.faults.pop("limits: changed")
             assert sum(outcome.faults.values()) == len(plan.faults), (outcome.faults, plan.faults)
+            assert changes
             check_verdict(run)
     except ServerMissing as missing:
         pytest.fail(f"missing: {missing}") if os.environ.get("CI") else pytest.skip(f"missing: {missing}")
@@ -85,6 +88,7 @@ AWAITED = (
     "select 1 from headway_steps",
     "select 1 from headway_attempts where outcome = 'failed' having count(distinct job_id) > 1",
     "select 1 from headway_log where stream = 'log'",
+    "select 1 from headway_jobs where limit_key = 'account-0' and status = 'COMPLETED' having count(*) > 3",
 )
 LIES = (  # Falsifications of the database, and the beginning of the violation that each must cause.
     (
@@ -117,6 +121,11 @@ LIES = (  # Falsifications of the database, and the beginning of the violation t
         "S4: ",
     ),
     ("update headway_log set line = 'x' where stream = 'log'", "S3: a line"),
+    (
+        """update headway_jobs set started_at = finished_at - 1, finished_at = finished_at + 3600000000
+             where limit_key = 'account-0' and status = 'COMPLETED'""",
+        "S8: account-0 allows",
+    ),
 )
 
 
@@ -151,6 +160,37 @@ def release(server: PostgresServer, database: str) -> None:
         lambda: not query(server.url(), f"select pid, pg_terminate_backend(pid) {others}"),
         "all connections to the database to end",
     )
+
+
+@pytest.mark.postgres
+def test_verdict_on_limits(postgres_url: str, tmp_path: Path) -> None:
+    """From attempts, definitions and the lines of tasks alone: what is within the limits, and what exceeds them."""
+    arena = WorkerArena.on(postgres_url, tmp_path, APP)
+    put_limits(arena.store)
+    names = [("account-1", number) for number in range(3)] + [("remote-api", number) for number in range(9)]
+    for key, number in names:
+        arena.write(
+            f"""insert into headway_jobs (id, task, args, tenant, queue, priority, max_attempts, exclusive, status,
+              run_at, attempt, failures, version, created_at, updated_at, progress, reason, limit_key, started_at,
+              finished_at)
+            select '{key}/{number}', 'breathe', 'null', 'default', 'default', 0, 1, 0, 'COMPLETED', 1, 1, 0, 1, 1, 1,
+              100, '', '{key}', at + {number * 1_000_000}, at + {number * 1_000_000 + 900_000}
+            from headway_limit_revisions where name = case when '{key}' = '{API}' then '{API}' else 'account-*' end"""
+        )
+    jobs = [f"account-1/{number}" for number in range(3)]
+    in_turn = [[word, job, "1", "7", "1"] for job in jobs for word in ("begin", "end")]
+    together = [[word, job, "1", "7", "1"] for word in ("begin", "end") for job in jobs]
+    assert not [*exceeded(arena), *overlapping(arena, in_turn)]
+    [said] = overlapping(arena, together)
+    assert said.startswith("S8: account-1 allows 2 at a time, and 3 ran when attempt 1 of account-1/2 began")
+    assert not [*overlapping(arena, [line for line in together if line[:2] != ["end", jobs[0]]])]  # It was killed.
+    arena.write("update headway_jobs set finished_at = finished_at + 5000000 where limit_key = 'account-1'")
+    [said] = exceeded(arena)
+    assert said == "S8: account-1 allows 2 at a time, and attempt 1 of account-1/2 was number 3"
+    arena.write(
+        "update headway_jobs set started_at = (select max(started_at) from headway_jobs) where limit_key = 'remote-api'"
+    )
+    assert sum(one.startswith("S8: remote-api allows 8 starts") for one in exceeded(arena)) == 9
 
 
 # --- the plan

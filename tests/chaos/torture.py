@@ -32,6 +32,7 @@ from headway.core.instants import SECOND
 from tests.chaos import torture_report
 from tests.chaos.cluster import APP, Cluster
 from tests.chaos.ledger import CURSORS, put_schedules
+from tests.chaos.limits import change_limits, put_limits
 from tests.chaos.plan import Fault, Plan, draw
 from tests.chaos.rigs import RIGS, Rig
 from tests.chaos.verdict import Evidence, Figures, Quiet, judge, measure, undone
@@ -156,6 +157,7 @@ class Torture:
         self._seen_well: set[tuple[str, str]] = set()
         evidence.attach("what the nodes missed", lambda: "\n".join(self._missed))
         self._over = threading.Event()
+        self._calm = threading.Event()  # Set when no more faults come.
 
     def __enter__(self) -> "Torture":
         """Run it; the database exists until the end of the block."""
@@ -167,6 +169,7 @@ class Torture:
             proxies = stack.enter_context(Proxies())
             arena = WorkerArena.on(self.server.create_database(), self._folder, APP)
             put_schedules(arena.store)
+            put_limits(arena.store)
             self._rig = preparing.result(timeout=PREPARE_S_MAX)
             self._observer = Observer(arena.store)
             coordination = {
@@ -180,6 +183,7 @@ class Torture:
             stack.callback(self._cluster.end)
             stack.callback(self._observer.stop)
             stack.callback(self._over.set)
+            stack.callback(self._calm.set)
             watching = pool.submit(self._observer.watch)
             self.outcome = self._play(arena, proxies, pool, watching)
             self._stack = stack.pop_all()
@@ -196,12 +200,15 @@ class Torture:
         self._seen_well.clear()
         wait_until(self._is_well, "all nodes to start", every_s=LOOK_S)
         began = time.monotonic()
+        changing = pool.submit(change_limits, arena.store, self._calm)
         lanes = [pool.submit(self._torment, faults, began) for faults in self.plan.lanes().values()]
         for lane in lanes:
             lane.result(timeout=self.plan.seconds * 2 + PREPARE_S_MAX)
+        self._calm.set()
         proxies.clear()
         self._rig.heal()
         cluster.heal()
+        self.faults["limits: changed"] = changing.result(timeout=DEADLINE_S)
         healed, struck_s = time.time_ns() // 1_000, time.monotonic() - began
         quiet, recovery_s = self._recover(cluster, healed)
         cluster.leave()
@@ -315,7 +322,7 @@ class Torture:
             behind = sum(through < since for _, through, _ in arena.sql(CURSORS))
             unfinished = _unfinished(arena, self._cluster.receipts().values())
             missing += [f"{behind} schedules are behind"] if behind else []
-            missing += [f"{unfinished} acknowledged jobs have not ended"] if unfinished else []
+            missing += [f"acknowledged jobs have not ended: {unfinished}"] if unfinished else []
         self._missed = missing or self._cluster.unready()
         return self._missed
 
@@ -329,12 +336,21 @@ class Torture:
         return Quiet(at=healed, holds={node: state["holds"] for node, state in states.items()}, roles=self._roles())
 
 
-def _unfinished(arena: WorkerArena, job_ids: Iterable[str]) -> int:
+def _unfinished(arena: WorkerArena, job_ids: Iterable[str]) -> str:
+    """Count the jobs that have not ended by what they wait for."""
     ids = ", ".join(f"'{job_id}'" for job_id in job_ids)
     if not ids:
-        return 0
-    [(count,)] = arena.sql(f"select count(*) from headway_jobs where finished_at is null and id in ({ids})")
-    return int(count)
+        return ""
+    found = arena.sql(
+        f"""select j.status, j.task, j.limit_key, l.held_by, count(*) from headway_jobs j
+          left join headway_lanes l on l.queue = j.queue and l.tenant = j.tenant and l.limit_key = j.limit_key
+            and l.limited_task = j.limited_task
+          where j.finished_at is null and j.id in ({ids}) group by 1, 2, 3, 4 order by 5 desc limit 8"""
+    )
+    waits = (
+        f"{count} {status} {task} {key}" + (f" at {gate}" if gate else "") for status, task, key, gate, count in found
+    )
+    return ", ".join(waits)
 
 
 def plan_for(engine: str, seed: int, seconds: float, nodes: int = NODES) -> Plan:

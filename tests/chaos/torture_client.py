@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from headway import Headway, StoreError
 from headway.client import Client
+from tests.chaos.limits import options_of
 from tests.chaos.witness import ATTEMPTS_MAX, HARMS
 
 TRY_S_MAX: Final = "4s"
@@ -49,13 +50,14 @@ def enqueue_for_ever(thread: int, rest_s: float, urls: list[str]) -> None:
     for number in itertools.count():
         task, args = wanted(number)
         key = f"{thread}:{number}"
+        options = {**OPTIONS, **({} if task.startswith("harm") else options_of(number))}
         while True:
             way = next(ways)
             try:
                 if way is None:
-                    job_id = app.enqueue_sync(task, args, key=key, **OPTIONS).id
+                    job_id = app.enqueue_sync(task, args, key=key, **options).id
                 else:
-                    job_id = way.enqueue(task, args, key=key, **OPTIONS)["id"]
+                    job_id = way.enqueue(task, args, key=key, **options)["id"]
                 break
             except StoreError:
                 time.sleep(0.05)

@@ -15,6 +15,7 @@ from zlib import crc32
 from headway.core.instants import DAY, SECOND
 from headway.core.schedules import ScheduleSpec
 from tests.chaos.ledger import check_audit, check_ledger
+from tests.chaos.limits import exceeded, overlapping
 from tests.chaos.worker_arena import FINAL, WorkerArena
 from tests.simulation.checkers import Checker, Liveness, Violation
 from tests.simulation.recorder import AttemptRow, JobRow, OccurrenceRow, RevisionRow, Row, ScheduleRow
@@ -77,6 +78,8 @@ def judge(evidence: Evidence) -> list[str]:
         _tokens(arena, evidence.shards),
         _overlaps(arena),
         _words(arena),
+        exceeded(arena),
+        overlapping(arena, witness.lines),
         witness.attempts(arena),
         witness.results(arena),
         witness.acknowledged(arena),

@@ -11,7 +11,9 @@ LANES = json.dumps([{"of_tenant": "default", "of_key": "", "of_task": "", "most"
 HELD_LANES = json.dumps([{"in_queue": "default", "for_needs": "", "of_tenant": "t-7", "of_key": "", "of_task": ""}])
 NEW_LANES = json.dumps([{"queue": "default", "needs": "", "tenant": "t-7", "limit_key": "", "limited_task": ""}])
 SHARES = json.dumps([{"queue": "default", "needs": "", "tenant": "t-7"}])
-GATES = json.dumps([{"gate": "account-7", "to_state": "1:1"}, {"gate": "account-8", "to_state": "1:1"}])
+GATES = json.dumps(
+    [{"gate": f"account-{number}", "to_state": "1:1", "counts_until": 1, "reach": MINUTE} for number in (7, 8)]
+)
 COUNTED = json.dumps(
     [
         {"gate": f"{kind}:{value}", "kind": kind, "value": value}
@@ -47,6 +49,8 @@ HOT: dict[str, dict[str, Any]] = {
     "claim_lanes": {**HERE, "node": "n", "lease": MINUTE, "held": 15, "skip": "[]", "lanes": LANES, "most": 10},
     "lanes_left": {**HERE, "skip": "[]", "has_tasks": 1, "lanes": LANES},
     "relabel_lanes": {**HERE, "lanes": LANES, "most": 10},
+    "unlabelled_ahead": {**HERE, "lanes": LANES, "limit": 20},
+    "relabel_ahead": {"ids": json.dumps([JOB])},
     "mark_lanes": {**HERE, "lanes": MARKS},
     "mark_shares": {**HERE, "shares": '[{"of_tenant": "t-7", "charge": 5}]'},
     "mark_gates": {"gates": GATES},
@@ -74,7 +78,7 @@ HOT: dict[str, dict[str, Any]] = {
 ORDERED = {"next_shares", "await_share", "due_lanes", "relabel"}
 LANE = "headway_jobs_lane"
 BY: dict[str, str] = {
-    **dict.fromkeys(("limits_revision", "claim_lanes", "lanes_left", "relabel_lanes"), LANE),
+    **dict.fromkeys(("limits_revision", "claim_lanes", "lanes_left", "relabel_lanes", "unlabelled_ahead"), LANE),
     "count_running": "headway_jobs_held_queue|headway_jobs_held_task|headway_jobs_held_tenant|headway_jobs_held_key",
     "take_rings": "headway_rings_queue",
     "held_lanes": "headway_lanes_held",
@@ -111,7 +115,7 @@ COLD = {
     *("record_limit", "mark_limited_queues", "mark_unlimited_queues", "mark_running", "writers", "relabelled_limit"),
     *("relabelled", "recheck_lanes", "limits_at_work", "prune_lanes", "limit_holders"),
     *("running_of_tenant", "tenant", "tenants", "put_tenant", "remove_tenant", "weigh_shares", "next_tenants"),
-    *("tenants_named", "tenants_with_slo", "used_of_queues", "limit_revisions"),
+    *("tenants_named", "tenants_with_slo", "used_of_queues", "limit_revisions", "prune_limit_revisions"),
     *("job_hold", "job_share", "waiting_lanes", "usual_duration", "attempt_spans"),
 }
 FILL = """

@@ -51,7 +51,9 @@ TOGETHER = """-- name: lock_and_count
 with locked as materialized (
   insert into headway_gates (name, state, used_at)
   select r.gate, '', {now} from {rows gates as r (gate text)} where true order by r.gate
-  on conflict (name) do update set used_at = excluded.used_at
+  on conflict (name) do update set used_at = case
+    when headway_gates.used_at > excluded.used_at then headway_gates.used_at else excluded.used_at
+  end
   returning name, state
 )
 select name as gate, state, {now} as now,

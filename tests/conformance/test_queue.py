@@ -610,3 +610,19 @@ async def test_reading_jobs(backend: Backend) -> None:
     await enqueue(backend.store, delay=HOUR)
     assert (await store.statistics.waiting())["SCHEDULED"] == 1
     assert (await store.statistics.waiting())["RUNNING"] == 1
+
+
+async def test_exclusive_job_does_not_become_ready_beside_one_of_an_older_definition(store: Store) -> None:
+    """S7: while the schedule had overlap=allow, it made jobs that do not wait for others. Some are left."""
+    before = await enqueue(store, queue="before")
+    exclusive, older = [
+        await enqueue(store, schedule="s", exclusive=is_exclusive, blocked_by=before) for is_exclusive in (True, False)
+    ]
+    await run_one(store, queue="before")
+    assert await store.housekeeping.promote(10) == 1
+    assert (await store.jobs.get(older)).status is Status.PENDING
+    assert (await store.jobs.get(exclusive)).status is Status.BLOCKED
+    assert await store.housekeeping.promote(10) == 0
+    assert (await run_one(store)).id == older
+    await store.housekeeping.promote(10)
+    assert (await store.jobs.get(exclusive)).status is Status.PENDING

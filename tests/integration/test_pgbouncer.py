@@ -1,6 +1,7 @@
 """Behind PgBouncer in transaction mode: everything works without prepared statements, LISTEN or a session."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -21,10 +22,12 @@ from headway.core.lifecycle import (
     Succeeded,
     settle,
 )
+from headway.core.limits import Limit
 from headway.core.nodes import Node
 from headway.core.occurrences import Plan
-from headway.core.ports import Fence
+from headway.core.ports import Charge, Fence
 from headway.core.schedule_names import ScheduleRef
+from headway.core.tenants import Tenant
 from headway.store import Store, postgres, primary
 from headway.store.migrations import check_schema, migrate
 from headway.store.postgres import PostgresDriver
@@ -214,3 +217,47 @@ async def test_job_is_claimed_once(store: Store) -> None:
     job = await claim_one(store)
     assert await store.work.claim("default", node="n", lease=LEASE, limit=1) == []
     assert job.attempt == 1
+
+
+async def test_limits_rates_and_tenants(migrated_url: str, pgbouncer: PgBouncer, store: Store) -> None:
+    """Claims by lanes are transactions of many statements, and definitions wait for them: no session is needed."""
+    stores = [store] + [
+        Store.on(PostgresDriver(pgbouncer.url(migrated_url)), Clock(node=f"n{number}")) for number in range(2)
+    ]
+    tenants = ("default", "acme", "globex")
+    await store.limits.put(Limit.build("account-*", concurrency=2), author="ada")
+    await store.tenants.put(Tenant.build("acme", weight=4), author="ada")
+    jobs = [new_job(tenant=tenants[number % 3], limit_key=f"account-{number % 2}") for number in range(30)]
+    await store.queue.enqueue(jobs)
+    done: list[str] = []
+    most = 0
+
+    async def work(one: Store) -> None:
+        nonlocal most
+        while len(done) < len(jobs):
+            found = await one.work.claim_lanes("default", node="n", lease=LEASE, limit=2)
+            rows = await one.limit_reads.running(["account-0", "account-1"])
+            most = max(most, *rows.values())
+            for job in found.jobs:
+                assert not await end(one, job, Succeeded())
+                done.append(job.id)
+            await one.work.reopen(Counter(gate for job in found.jobs for gate in job.gates))
+            await one.work.charge(
+                [Charge(queue="default", tenant=job.tenant, more=0, took=1, jobs=1) for job in found.jobs]
+            )
+            await one.limits.keep_going()
+
+    async def change() -> None:
+        for number in range(3):
+            await store.limits.put(Limit.build("tenant:globex", concurrency=1 + number, rate="100/s"), author="ada")
+            await store.limits.remove("tenant:globex", author="ada")
+
+    await asyncio.gather(change(), *map(work, stores))
+    assert sorted(done) == sorted({*done})
+    assert most <= 2
+    await store.limits.put(Limit.build("queue:default", rate="2/h"), author="ada")
+    await store.queue.enqueue([new_job() for _ in range(5)])
+    claims = await asyncio.gather(*(one.work.claim_lanes("default", node="n", lease=LEASE, limit=9) for one in stores))
+    assert sum(len(claim.jobs) for claim in claims) == 2
+    for one in stores[1:]:
+        await one.close()

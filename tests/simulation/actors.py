@@ -13,6 +13,7 @@ from headway.core.instants import SECOND, Duration, Instant
 from headway.core.jobs import Claimed, NewJob
 from headway.core.limits import Limit
 from headway.core.settings import Settings
+from headway.core.tenants import Tenant
 from headway.store import Store
 from headway.testing.child_pool import Gate
 from headway.wiring.node import EngineNode, NodePorts
@@ -20,7 +21,7 @@ from headway.worker.supervisor import Supervisor
 from tests.simulation.child import ProcessState
 from tests.simulation.child_pool import SimulatedChildPool
 from tests.simulation.faults import NO_MISHAPS, FaultyDriver, GatedClock, Sea
-from tests.simulation.scenario import QUEUES, TASKS, Mishaps, Scenario, draw_limit, draw_spec, with_limits
+from tests.simulation.scenario import QUEUES, TASKS, TENANTS, Mishaps, Scenario, draw_limit, draw_spec, with_limits
 
 REPEATS_MAX: Final = 3
 
@@ -226,6 +227,11 @@ class WorkerActor(NodeActor):
         """Return the tasks of this worker; only the first worker knows all of them."""
         return tuple(name for name in TASKS if name != "rare" or self._index == 0)
 
+    def queues(self) -> tuple[str, ...]:
+        """Return the queues of this worker; none means all, as for the first worker."""
+        own = self._place.chance(f"queues of {self.kind} {self._index}")
+        return () if self._index == 0 or own.random() < 0.5 else (own.choice(QUEUES),)
+
     def _make(self, process: Process, world: NodePorts, settings: Settings) -> EngineNode:
         work, clock = process.store.work, process.clock
         is_calm = self._place.mishaps is NO_MISHAPS
@@ -241,7 +247,12 @@ class WorkerActor(NodeActor):
         )
         self.child_pool = SimulatedChildPool(around, clock)
         self._supervisor = supervisor = Supervisor(
-            work, self.child_pool, clock=clock, lease=settings.worker_lease, poll=settings.poll
+            work,
+            self.child_pool,
+            clock=clock,
+            lease=settings.worker_lease,
+            poll=settings.poll,
+            queues=self.queues(),
         )
         schedules = self._chance.random() < 0.3 and not is_calm
         return EngineNode(world, settings, clock, schedules=schedules, supervisor=supervisor)
@@ -293,10 +304,15 @@ class WorkerActor(NodeActor):
         """Return whether it claims nothing because a job has to run alone."""
         return self._supervisor is not None and self._supervisor.claimer.keeps_others_out
 
-    def has_free_slot(self, task: str) -> bool:
-        """Return whether a job of this task could begin here now."""
+    def takes(self, task: str, queue: str) -> bool:
+        """Return whether jobs of this task and queue are for this worker."""
+        is_ours = not self.queues() or queue in self.queues()
+        return is_ours and self.child_pool is not None and task in self.child_pool.tasks
+
+    def has_free_slot(self, task: str, queue: str) -> bool:
+        """Return whether a job of this task and queue could begin here now."""
         child_pool = self.child_pool
-        return child_pool is not None and task in child_pool.tasks and child_pool.has_free_slot(TASKS[task])
+        return child_pool is not None and self.takes(task, queue) and child_pool.has_free_slot(TASKS[task])
 
     def runs(self, job_id: str) -> int:
         """Return the attempt whose code runs here; 0 if none does."""
@@ -472,7 +488,7 @@ class LimitActor:
             await asyncio.sleep(self._chance.uniform(0.5, 6.0))
             if self._chance.random() < 0.3:
                 self._process = self._born()
-            act = self._chance.choices((self._put, self._remove, self._enqueue), (4, 2, 4))[0]()
+            act = self._chance.choices((self._put, self._remove, self._weigh, self._enqueue), (8, 4, 1, 8))[0]()
             for _ in range(self._chance.randint(1, REPEATS_MAX)):  # It may also give up.
                 try:
                     await act()
@@ -497,6 +513,11 @@ class LimitActor:
         name = draw_limit(self._chance).name
         self._place.log("limiter", "removes", name)
         return lambda: self._process.store.limits.remove(name, author="operator")
+
+    def _weigh(self) -> Callable[[], Awaitable[object]]:
+        tenant = Tenant(name=self._chance.choice(TENANTS), weight=self._chance.choice((1, 2, 10)))
+        self._place.log("limiter", "weighs", tenant)
+        return lambda: self._process.store.tenants.put(tenant, author="operator")
 
     def _enqueue(self) -> Callable[[], Awaitable[object]]:
         chance, new_id = self._chance, self._process.clock.new_id

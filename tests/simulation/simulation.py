@@ -486,7 +486,7 @@ class Simulation:
         return any(
             worker.child_pool is not None
             and worker.stays
-            and job.task in worker.child_pool.tasks
+            and worker.takes(job.task, job.queue)
             and worker.child_pool.room(kind)
             for worker in self._workers
             if not worker.keeps_others_out
@@ -624,7 +624,10 @@ class Simulation:
         if job.company is not None or not (is_kept or job.status == "PENDING"):
             return False
         return any(
-            worker.is_awake and worker.stays and not worker.keeps_others_out and worker.has_free_slot(job.task)
+            worker.is_awake
+            and worker.stays
+            and not worker.keeps_others_out
+            and worker.has_free_slot(job.task, job.queue)
             for worker in self._workers
         )
 

@@ -15,6 +15,7 @@
     │   ├── ScheduleChanged   the schedule has another revision than the caller saw
     │   ├── ScheduleOwned     the schedule belongs to another app
     │   ├── LimitOwned        the limit belongs to another app, or to an operator
+    │   ├── NodesTooOld       nodes of an older release run, which do not know this feature
     │   ├── AlreadyFinal      the job has ended, and final states never change
     │   ├── NotFinal          the job has not ended yet
     │   ├── DuplicateKey      the idempotency key was used with other arguments
@@ -94,6 +95,10 @@ class ScheduleOwned(Conflict):
 
 class LimitOwned(Conflict):
     """The limit belongs to another app."""
+
+
+class NodesTooOld(Conflict):
+    """Nodes of an older release run, which do not know this feature; upgrade or stop them first."""
 
 
 class AlreadyFinal(Conflict):

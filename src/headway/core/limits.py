@@ -21,9 +21,10 @@ RATE_MAX: Final = 1_000_000
 BURST_MAX: Final = 1_000_000
 PER_MAX: Final = 31 * DAY
 PIECES_MAX: Final = 64
+SINCE_SCHEMA: Final = 6  # Nodes of releases for older schemas know neither limits nor tenants.
 KINDS: Final = ("queue", "task", "tenant")  # Every other name is a key of the user's own.
 BITS: Final = {"queue": 1, "task": 2, "tenant": 4, "key": 8}  # In the column `held`.
-_RATE: Final = re.compile(r"(\d{1,9})\s*/\s*(\S.*)")
+_RATE: Final = re.compile(r"([0-9]{1,9})\s*/\s*(\S.*)")
 _UNITS: Final = ("s", "m", "h", "d")
 
 
@@ -247,6 +248,19 @@ def rate_after(limit: Limit, state: str, now: Instant, started: int) -> str:
     return " ".join(f"{at}:{count}" for at, count in pieces)
 
 
+def rate_counts_until(limit: Limit, state: str, now: Instant) -> Instant:
+    """Return until when the recent starts of a rate count; after that its state can be forgotten."""
+    assert limit.per is not None
+    return now + limit.per if limit.burst is None else max(now, _read_bucket(state, now, limit))
+
+
+def longest_wait(limit: Limit) -> Duration:
+    """Return the longest time for which a rate lets a start wait, however much was started before."""
+    if limit.rate is None or limit.per is None:
+        return 0
+    return limit.per if limit.burst is None else -(-limit.burst * limit.per // limit.rate)
+
+
 def is_ahead_of_clock(limit: Limit, state: str, now: Instant) -> bool:
     """Return whether the clock was set back since the last start, or the bucket got smaller.
 
@@ -285,10 +299,7 @@ def _read_bucket(state: str, now: Instant, limit: Limit) -> Instant:
 
 def _latest_arrival(limit: Limit, now: Instant) -> Instant:
     """Return when a bucket that is empty now will be full again."""
-    assert limit.rate is not None
-    assert limit.per is not None
-    assert limit.burst is not None
-    return now + -(-limit.burst * limit.per // limit.rate)
+    return now + longest_wait(limit)
 
 
 def _read_number(state: str, default: int) -> int:

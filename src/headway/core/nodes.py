@@ -33,3 +33,4 @@ class Node:
     beat_at: Instant = 0
     state: JsonObject = field(default_factory=dict)
     asked: str | None = None
+    schema: int = 0  # The schema that its release was written for; 0: a release that does not say so.

@@ -212,6 +212,7 @@ class LaneClaim(msgspec.Struct, frozen=True, kw_only=True):
     look_in: Duration | None = None  # After this time a rate allows the next start.
     has_lanes: bool = False  # Whether the next claim must be one by lanes again.
     has_more: bool = False  # Whether other lanes may have jobs that may start.
+    has_closed: bool = False  # Whether it closed lanes without jobs, so that the next claim sees others.
 
 
 class SuspectClaims(Protocol):

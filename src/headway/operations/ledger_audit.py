@@ -83,7 +83,7 @@ class Ledger(OperationGroup):
         first = self.caller.now - WINDOW if since is None else parse_instant(since, what="since")
         reads = self.caller.store.limit_reads
         spans, is_complete = await reads.spans(first)
-        revisions = await reads.revisions()
+        revisions, knows_all = await reads.revisions()
         size = len(spans) * SPAN_BYTES
         found = await self.caller.convert(size, audit_limits, spans, revisions)
         return LimitAudit(
@@ -91,7 +91,7 @@ class Ledger(OperationGroup):
             attempts=len(spans),
             excesses=[_excess(one) for one in found],
             ok=not found,
-            complete=is_complete,
+            complete=is_complete and knows_all,
             since=isoformat(first),
         )
 

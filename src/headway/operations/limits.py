@@ -108,12 +108,12 @@ class Limits(OperationGroup):
         return NotFound(f"no limit is named {name[:60]!r}; {hint}")
 
 
-# `put` and `remove` run several transactions. The first one, which writes the definition, returns a truth value; those
-# that put it in force and reopen lanes return other things, and leave no entry.
+# `put` and `remove` run several transactions. The first one, which writes the definition, returns a number or a truth
+# value; those that put it in force and reopen lanes return other things, and leave no entry.
 
 
 def _written(result: Any) -> Mapping[str, Any] | None:
-    return {} if isinstance(result, bool) else None
+    return {} if isinstance(result, int) else None
 
 
 def _removed(result: Any) -> Mapping[str, Any] | None:

@@ -47,6 +47,7 @@ REFUSALS: Final = ("settlement", "report", "decision")
 LOSSES: Final = ("attempt", "term")
 LOOPS: Final = (
     *("heartbeat", "shards", "scheduler", "housekeeping", "promoter", "janitor", "lane_keeper"),
+    "declarations",
     *("claimer", "lease_extender", "settler", "reporter", "lease_watchdog"),
 )
 ROLES: Final = ("scheduler", "worker", "api")

@@ -13,11 +13,12 @@ from typing import Any, Final
 import msgspec
 
 from headway.core.clock import Clock
-from headway.core.errors import StoreError
+from headway.core.errors import NodesTooOld, StoreError
 from headway.core.events import StoreWentBack, emit
-from headway.core.instants import Duration, Instant
+from headway.core.instants import SECOND, Duration, Instant
 from headway.core.json_values import JsonObject
 from headway.core.nodes import Lease, Node
+from headway.store.migrations import steps_for
 from headway.store.restore_detection import HeartbeatMemory, StoreRestoreDetection
 from headway.store.transaction import Driver, Row, StatementCall, Transaction, as_json, call
 
@@ -25,6 +26,9 @@ NODES_MAX: Final = 1_000
 KEEP_EVERY_S: Final = 10.0
 TALLY_PREFIX: Final = "tally|"
 TALLY_MAX: Final = 2**53
+HEARD_WITHIN: Final = 30 * SECOND  # A node that was silent for longer counts as dead when its release matters.
+OLD_NAMED: Final = 5
+_SCHEMA: Final = "schema"  # In the state of a node.
 _PARTS: Final = frozenset({"loops", "holds", "worker", "tally"})
 _LAST: Final = "\U0010ffff"  # Sorts after every other character, in both databases.
 
@@ -66,14 +70,14 @@ def _lease_rows(leases: Sequence[Lease]) -> str:
     return as_json([{"lease_name": lease.name, "lease_token": lease.token} for lease in ordered])
 
 
-def _beat(node: Node, *, seen: Instant) -> StatementCall:
+def _beat(node: Node, *, seen: Instant, schema: int) -> StatementCall:
     return call(
         "beat",
         id=node.id,
         name=node.name,
         roles=",".join(node.roles),
         version=node.version,
-        state=msgspec.json.encode(node.state).decode(),
+        state=msgspec.json.encode({**node.state, _SCHEMA: schema}).decode(),
         seen=seen,
     )
 
@@ -119,19 +123,35 @@ def held_in(rows: Sequence[Row]) -> list[tuple[Lease, bool]]:
 
 def nodes_in(rows: Sequence[Row]) -> list[Node]:
     """Read nodes."""
-    return [
-        Node(
-            id=row["id"],
-            name=row["name"],
-            roles=tuple(row["roles"].split(",")) if row["roles"] else (),
-            version=row["version"],
-            started_at=row["started_at"],
-            beat_at=row["beat_at"],
-            state=read_state(row["state"]),
-            asked=row["asked"],
+    return [_node(row) for row in rows]
+
+
+def _node(row: Row) -> Node:
+    state = read_state(row["state"])
+    schema = state.pop(_SCHEMA, 0)
+    return Node(
+        id=row["id"],
+        name=row["name"],
+        roles=tuple(row["roles"].split(",")) if row["roles"] else (),
+        version=row["version"],
+        started_at=row["started_at"],
+        beat_at=row["beat_at"],
+        state=state,
+        asked=row["asked"],
+        schema=schema if type(schema) is int else 0,
+    )
+
+
+def require_schema(schema: int, what: str) -> Transaction[None]:
+    """Raise `NodesTooOld` while a node runs whose release was written for an older schema."""
+    nodes = nodes_in((yield call("nodes", age=HEARD_WITHIN, limit=NODES_MAX)))
+    old = [f"{node.name or node.id} ({', '.join(node.roles)})" for node in nodes if node.schema < schema]
+    if old:
+        more = f" and {len(old) - OLD_NAMED:,} more" if len(old) > OLD_NAMED else ""
+        raise NodesTooOld(
+            f"{what} while nodes of an older release run, which would ignore it: {', '.join(old[:OLD_NAMED])}{more};"
+            f" upgrade or stop them, and try again. A node that was killed counts for {HEARD_WITHIN // SECOND} s"
         )
-        for row in rows
-    ]
 
 
 class StoreLeases:
@@ -182,14 +202,15 @@ class StoreNodes:
         self._restore_detection = StoreRestoreDetection(driver)
         self._memory = HeartbeatMemory()
         self._keep_at = float("-inf")
+        self._schema = steps_for(driver)[-1].version
 
     async def beat(self, node: Node) -> str | None:
         """Record a heartbeat, read the store's time, and return what an operator asked of this node."""
         sent = self._clock.monotonic()
-        rows = await self._driver.fetch(_beat(node, seen=self._memory.seen_by(node.id)))
+        rows = await self._driver.fetch(_beat(node, seen=self._memory.seen_by(node.id), schema=self._schema))
         is_lost = not rows  # The store has an older heartbeat than it acknowledged: it was restored.
         if is_lost:
-            rows = await self._driver.fetch(_beat(node, seen=0))
+            rows = await self._driver.fetch(_beat(node, seen=0, schema=self._schema))
         now, started = rows[0]["now"], rows[0]["started_at"]
         self._clock.observe(now, sent=sent)
         if is_lost or self._memory.is_lost(node.id, started, now):

@@ -33,6 +33,7 @@ from headway.core.limits import (
     kind_of,
     rate_after,
     rate_allows,
+    rate_counts_until,
     value_of,
 )
 from headway.core.ports import LaneClaim
@@ -46,8 +47,8 @@ RINGS_MAX: Final = 1_000
 SHARES_MAX: Final = 64
 LANES_MAX: Final = 16  # Of a tenant in one claim.
 ROUNDS_MAX: Final = 3
-REOPEN_MAX: Final = 100  # Lanes of one gate that are opened at once.
 RELABEL_MAX: Final = 100  # Jobs that a claim puts into the lane of their task.
+AHEAD_MAX: Final = 20  # Of the first jobs of a lane, those that a claim looks at for this.
 FORCE_LOOK: Final = 500 * MILLISECOND  # How soon to look again at a limit that is not in force, if its author died.
 _TENANT: Final = 6  # The place of the tenant among the columns of a claimed job.
 
@@ -129,8 +130,8 @@ class LaneClaims:
             return None
         for gate in gates.values():
             gate.started = 1
-        yield from _write_rates(gates, now)
-        *columns, _, apart_for = rows[0]
+        *columns, _, apart_for, started_at = rows[0]
+        yield from _write_rates(gates, max(now, started_at))
         is_charged = lane != USUAL or not rules.limited_queues().isdisjoint({queue, "*"})
         claimed = read_claimed(columns, gates=_counting(gates), share=lane.tenant if is_charged else None)
         return claimed, count_in(apart_for, APART_MAX)
@@ -202,12 +203,13 @@ def _counting(gates: Mapping[str, _Gate]) -> tuple[str, ...]:
     return tuple(name for name, gate in gates.items() if gate.limit.concurrency is not None)
 
 
-def _new_rates(gates: Mapping[str, _Gate], now: Instant) -> list[dict[str, str]]:
-    return [
-        {"gate": name, "to_state": rate_after(gate.limit, gate.state, now, gate.started)}
-        for name, gate in gates.items()
-        if gate.limit.rate is not None and (gate.started or is_ahead_of_clock(gate.limit, gate.state, now))
-    ]
+def _new_rates(gates: Mapping[str, _Gate], now: Instant) -> list[dict[str, object]]:
+    rows = []
+    for name, gate in gates.items():
+        if gate.limit.rate is not None and (gate.started or is_ahead_of_clock(gate.limit, gate.state, now)):
+            state = rate_after(gate.limit, gate.state, now, gate.started)
+            rows.append({"gate": name, "to_state": state, "counts_until": rate_counts_until(gate.limit, state, now)})
+    return rows
 
 
 def _write_rates(gates: Mapping[str, _Gate], now: Instant) -> Transaction[None]:
@@ -231,17 +233,6 @@ def open_rung(request: ClaimRequest, rings: Rows, *, has_usual: bool, opens_usua
 def reopen(lanes: Collection[tuple[str, ...]]) -> Transaction[frozenset[str]]:
     """Open lanes that wait at gates; return their queues."""
     return frozenset(row["queue"] for row in (yield from _open([], lanes)))
-
-
-def held_lanes(gates: Mapping[str, int], most: int = REOPEN_MAX) -> StatementCall:
-    """Find as many lanes that wait at these gates as places came free."""
-    rows = [{"gate": gate} for gate in sorted(gates)]
-    return call("held_lanes", gates=as_json(rows), limit=min(most, max(gates.values())))
-
-
-def lane_key(row: Row) -> tuple[str, ...]:
-    """Return the key of a lane from its row."""
-    return row["queue"], row["needs"], row["tenant"], row["limit_key"], row["limited_task"]
 
 
 def _open(
@@ -349,7 +340,8 @@ class _Claim:
         rows = yield request.take(plan.most, held=self.rules.bits)
         got: Counter[Lane] = Counter()
         for row in rows:
-            *columns, limit_key, limited_task = row
+            *columns, limit_key, limited_task, started_at = row
+            self.now = max(self.now, started_at)  # A rate counts from then on, however long ago it was looked at.
             lane = Lane(columns[_TENANT], limit_key, limited_task)
             got[lane] += 1
             share = self.shares[lane.tenant]
@@ -365,7 +357,11 @@ class _Claim:
     def _finish(self) -> Transaction[LaneClaim]:
         """Write who was served and who waits; say what a worker needs to know for its next claim."""
         self.held = {lane: gate for lane, gate in self.held.items() if lane not in self.short}
+        # The last plan may have given places to lanes that turned out to have no jobs: then nobody waits at the gate.
+        full = {name for name in self.held.values() if not self.gates[name].free(self.now, 1)}
+        self.held = {lane: gate for lane, gate in self.held.items() if gate in full}
         yield from self._look_at_short_lanes()
+        yield from self._look_ahead()
         marks = self._marks()
         empty = {share.tenant for share in self.shares.values() if not share.lanes}
         if empty <= {DEFAULT_TENANT} and self._is_in_vain(marks):  # Every claim opens that one for a moment.
@@ -430,6 +426,21 @@ class _Claim:
             yield call("relabel_lanes", **where, most=RELABEL_MAX)
             self.has_more = self.has_moved = True
 
+    def _look_ahead(self) -> Transaction[None]:
+        """Find unlabelled jobs also in lanes that always have other jobs: claims read past them.
+
+        Transactions that are older than the limit write such jobs, and processes of an older release.
+        """
+        lanes = [lane for lane in self.taken if not lane.limited_task and lane not in self.short]
+        if not lanes or not self.rules.bits & BITS["task"]:
+            return
+        rows = as_json([{"of_tenant": lane.tenant, "of_key": lane.limit_key} for lane in lanes])
+        where = {"queue": self.request.queue, "needs": self.request.needs, "lanes": rows}
+        found = yield call("unlabelled_ahead", **where, limit=AHEAD_MAX)
+        if found:
+            yield call("relabel_ahead", ids=as_json(sorted(row["id"] for row in found)))
+            self.has_more = True
+
     def _charge(self, tenant: str) -> int:
         """Return what a tenant is charged for the jobs that were started."""
         share = self.shares[tenant]
@@ -453,4 +464,5 @@ class _Claim:
             look_in=max(0, min(looks) - self.now) if looks else None,
             has_lanes=is_limited or self.has_more or has_open,
             has_more=has_more and not is_full,
+            has_closed=any(lane not in self.left and lane not in self.opened for lane in self.short),
         )

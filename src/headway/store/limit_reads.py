@@ -134,10 +134,10 @@ class StoreLimitReads:
         rows = await self._driver.fetch(call("attempt_spans", since=since, limit=SPANS_MAX))
         return [AttemptSpan(*row) for row in rows], len(rows) < SPANS_MAX
 
-    async def revisions(self) -> list[LimitRevision]:
-        """Return how limits were defined over time, oldest first."""
+    async def revisions(self) -> tuple[list[LimitRevision], bool]:
+        """Return how limits were defined over time, oldest first, and whether these are all that are kept."""
         rows = await self._driver.fetch(call("limit_revisions", limit=REVISIONS_MAX))
-        return [
+        revisions = [
             LimitRevision(
                 row["name"],
                 row["at"],
@@ -151,8 +151,9 @@ class StoreLimitReads:
                     burst=row["burst"],
                 ),
             )
-            for row in rows
+            for row in reversed(rows)
         ]
+        return revisions, len(rows) < REVISIONS_MAX
 
     async def held(self, limits: Iterable[Limit], rules: Rules) -> dict[str, int]:
         """Count the lanes that wait for a place of each limit, up to 1,000; without limits for which none waits."""

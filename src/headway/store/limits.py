@@ -13,8 +13,10 @@ from typing import Final
 from headway.core.clock import Clock
 from headway.core.errors import LimitOwned
 from headway.core.instants import SECOND
-from headway.core.limits import BITS, Limit, Rules, kind_of, value_of
-from headway.store.lanes import held_lanes, lane_key, read_limit, reopen
+from headway.core.limits import BITS, SINCE_SCHEMA, Limit, Rules, kind_of, value_of
+from headway.store.coordination import require_schema
+from headway.store.held_lanes import held_lanes, lane_key
+from headway.store.lanes import read_limit, reopen
 from headway.store.transaction import Driver, Transaction, as_json, call
 
 WRITERS_S_MAX: Final = 15.0  # No claim takes longer: the store ends its statements after 10 s, and idle ones after 5 s.
@@ -31,8 +33,8 @@ def _begin_change() -> Transaction[int]:
     return int((yield call("raise_limits_revision"))[0]["revision"])
 
 
-def _put(limit: Limit, author: str, *, replaces: bool) -> Transaction[bool]:
-    """Write a limit; return whether it still has to be put in force."""
+def _put(limit: Limit, author: str, *, replaces: bool) -> Transaction[int]:
+    """Write a limit; return its revision if it still has to be put in force, else 0."""
     revision = yield from _begin_change()
     found = yield call("limit", name=limit.name)
     owner = found[0]["owner"] if found else limit.owner
@@ -41,6 +43,8 @@ def _put(limit: Limit, author: str, *, replaces: bool) -> Transaction[bool]:
         raise LimitOwned(
             f"the limit {limit.name!r} was put by {whose}; change it with `headway limits put`, or remove it first"
         )
+    if not found:
+        yield from require_schema(SINCE_SCHEMA, f"the limit {limit.name!r} cannot be defined")
     values = {"concurrency": limit.concurrency, "rate": limit.rate, "per": limit.per, "burst": limit.burst}
     said = {"name": limit.name, "author": author, "revision": revision, **values}
     rows = yield call(
@@ -58,7 +62,7 @@ def _put(limit: Limit, author: str, *, replaces: bool) -> Transaction[bool]:
         yield call("record_limit", **said, removed=0)
     yield call("recheck_lanes", stem=limit.name.removesuffix("*"))
     yield from _mark_queues()
-    return bool(is_new)
+    return revision if is_new else 0
 
 
 def _mark_queues() -> Transaction[Rules]:
@@ -69,11 +73,15 @@ def _mark_queues() -> Transaction[Rules]:
     return rules
 
 
-def _enforce(name: str) -> Transaction[None]:
-    """Count the attempts that run, and let jobs start under a limit."""
+def _enforce(name: str, written_as: int) -> Transaction[None]:
+    """Count the attempts that run, and let jobs start under a limit.
+
+    A limit that was removed and put again, or put by another caller, meanwhile is left to that caller: claims may be
+    under way that have begun while there was none.
+    """
     revision = yield from _begin_change()
     rows = yield call("limit", name=name)
-    if not rows or rows[0]["in_force"] == 1:
+    if not rows or rows[0]["in_force"] == 1 or rows[0]["revision"] != written_as:
         return
     row = rows[0]
     yield call("mark_running", bit=BITS[row["kind"]])
@@ -118,7 +126,7 @@ def _sweep(after: str, limit: int) -> Transaction[str]:
         free = {row["gate"]: _places(rules.find(row["gate"]), row["running"]) for row in rows}
         free = {gate: places for gate, places in free.items() if places > 0}
         if free:
-            due |= {lane_key(row) for row in (yield held_lanes(free, REOPEN_MAX))}
+            due |= {lane_key(row) for row in (yield held_lanes(free, REOPEN_MAX, rules=rules))}
     yield from reopen(due)
     return gates[-1] if len(gates) == limit else ""
 
@@ -142,10 +150,10 @@ class StoreLimits:
 
     async def put(self, limit: Limit, *, author: str, replaces: bool = True) -> None:
         """Create or change a limit; it is in force when this returns."""
-        is_new = await self._driver.run(lambda: _put(limit, author, replaces=replaces))
-        if is_new:
+        written_as = await self._driver.run(lambda: _put(limit, author, replaces=replaces))
+        if written_as:
             await self._await_writers()
-            await self._driver.run(lambda: _enforce(limit.name))
+            await self._driver.run(lambda: _enforce(limit.name, written_as))
         await self.sweep()
 
     async def remove(self, name: str, *, author: str) -> bool:
@@ -172,7 +180,7 @@ class StoreLimits:
             return False
         for row in at_work:
             if row["is_late"]:
-                await self._driver.run(partial(_enforce, row["name"]))
+                await self._driver.run(partial(_enforce, row["name"], row["revision"]))
         looked_at = await self.relabel()
         await self.sweep()
         return looked_at > 0

@@ -12,7 +12,7 @@ from headway.store.claim_request import ClaimRequest, lane_columns, lane_of
 from headway.store.job_rows import read_claimed
 from headway.store.transaction import Row, Rows, Transaction, as_json, call
 
-_JOB_COLUMNS: Final = -2  # Without the columns of the lane, which follow those of the job.
+_JOB_COLUMNS: Final = -3  # Without the columns of the lane and the time of the start, which follow those of the job.
 
 
 def only_lane(rings: Rows, row: Row, request: ClaimRequest, rules: Rules) -> Lane | None:

@@ -8,7 +8,9 @@ from typing import Any, Final, TypeAlias
 
 from headway.core.errors import LimitOwned
 from headway.core.instants import Duration, Instant
+from headway.core.limits import SINCE_SCHEMA
 from headway.core.tenants import WEIGHT_DEFAULT, Tenant
+from headway.store.coordination import require_schema
 from headway.store.limit_reads import QUEUES_MAX, places_in, sharing_queues
 from headway.store.transaction import Driver, Row, Transaction, as_json, call
 
@@ -61,6 +63,8 @@ def _put(tenant: Tenant, author: str, *, replaces: bool) -> Transaction[bool]:
         raise LimitOwned(
             f"the tenant {tenant.name!r} was set by {rows[0]['author']!r}; change it with `headway tenants set`"
         )
+    if not rows:
+        yield from require_schema(SINCE_SCHEMA, f"the tenant {tenant.name!r} cannot be set")
     yield call("put_tenant", name=tenant.name, weight=tenant.weight, wait_slo=tenant.wait_slo, author=author)
     yield from _weigh(tenant.name, tenant.weight)
     return True

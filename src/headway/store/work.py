@@ -17,8 +17,9 @@ from headway.core.jobs import Claimed, EnqueuedRow, NewJob, Report, Suspect
 from headway.core.lifecycle import Released, Settlement, Status, settle
 from headway.core.ports import Charge, LaneClaim
 from headway.store.claim_request import ClaimRequest
+from headway.store.held_lanes import held_lanes, lane_key
 from headway.store.job_rows import count_in, read_claimed, read_lost_attempt
-from headway.store.lanes import ClaimedInVain, LaneClaims, held_lanes, lane_key, reopen
+from headway.store.lanes import ClaimedInVain, LaneClaims, reopen
 from headway.store.queue import enqueue, with_earlier
 from headway.store.settlement import completed, refuse, settle_attempts
 from headway.store.transaction import ConstraintViolated, Driver, Row, StatementCall, Transaction, as_json, call

@@ -7,6 +7,7 @@
     promoter      makes due jobs ready                       (with the housekeeping lease)
     janitor       expires, ends, revives, prunes             (with the housekeeping lease)
     claimer · lease_extender · settler · reporter · lease_watchdog    (role worker, see worker/supervisor.py)
+    declarations  writes limits of the app that wait for older nodes to end
     announcer     sends hints about ready jobs               (with a transport)
     hinter        receives those hints                       (role worker, with a transport)
 
@@ -17,14 +18,14 @@ clean stop no other node has to wait; a crash costs the duration of one lease.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
 from headway.coordination.admission import AdmittedLeases
 from headway.coordination.elector import Elector
 from headway.coordination.heartbeat import Heartbeat
-from headway.core.clock import Clock, Loop
+from headway.core.clock import RETRY_REST_S_MAX, Clock, Loop
 from headway.core.errors import StoreError
 from headway.core.events import subscribed
 from headway.core.instants import SECOND
@@ -38,6 +39,7 @@ from headway.queue.janitor import Janitor
 from headway.queue.lane_keeper import LaneKeeper
 from headway.queue.promoter import Promoter
 from headway.scheduling.scheduler import Fencing, LeaderFencing, LockFencing, Scheduler
+from headway.wiring.declarations import DeclarationSync
 from headway.worker.supervisor import HAND_BACK_S_MAX, Supervisor
 
 SCHEDULER: Final = "scheduler"
@@ -77,14 +79,14 @@ class EngineNode:
         schedules: bool = True,
         supervisor: Supervisor | None = None,
         is_api: bool = False,
-        attention: Sequence[str] = (),
+        declared: DeclarationSync | None = None,
     ) -> None:
         self._world = world
         self._settings = settings
         self._clock = clock
         self._supervisor = supervisor
         self._schedules = schedules
-        self._attention = attention  # What an operator should know of this node.
+        self._declared = declared
         self.live_state: Callable[[], JsonObject | None] = (
             supervisor.reporter.live_state if supervisor else lambda: None
         )
@@ -101,6 +103,7 @@ class EngineNode:
         self._promoter_loop = self._promoter()
         self._janitor_loop = self._janitor()
         self._lane_loops = () if world.lanes is None else (self._lane_keeper(world.lanes),)
+        self._declaring_loops = () if declared is None or not declared.is_waiting else (self._declaring(declared),)
         self._shards_loop = Loop("shards", self._shards.tick, clock=clock, rest_s_max=self._rest_s_max)
         self._house_loop = Loop(HOUSEKEEPING, self._housekeeping.tick, clock=clock, rest_s_max=self._rest_s_max)
         roles = (
@@ -222,6 +225,7 @@ class EngineNode:
             self._promoter_loop,
             self._janitor_loop,
             *self._lane_loops,
+            *self._declaring_loops,
             *self._deciding_loops(),
             *(self._supervisor.loops if self._supervisor else ()),
             *((self.dispatch.loop,) if self.dispatch else ()),
@@ -280,6 +284,9 @@ class EngineNode:
         keeper = LaneKeeper(lanes, is_mine=self._keeps_house, poll=poll)
         return Loop("lane_keeper", keeper.tick, clock=self._clock, rest_s_max=poll / SECOND)
 
+    def _declaring(self, declared: DeclarationSync) -> Loop:
+        return Loop("declarations", declared.tick, clock=self._clock, rest_s_max=RETRY_REST_S_MAX)
+
     def _keeps_house(self) -> bool:
         return HOUSEKEEPING in self._housekeeping.held()
 
@@ -334,7 +341,7 @@ class EngineNode:
             **({} if self._world.admission is None else {"coordination": self._world.admission.state}),
             **({} if self._world.dispatch is None else {"transport": self._world.dispatch.state()}),
             **({} if (live := self.live_state()) is None else {"live": live}),
-            **({"attention": list(self._attention)} if self._attention else {}),
+            **({"attention": list(self._declared.attention)} if self._declared and self._declared.attention else {}),
             "tally": self._tally.cells(),
             **({} if self._supervisor is None else {"worker": self._supervisor.state()}),
         }

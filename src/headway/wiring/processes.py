@@ -9,7 +9,6 @@ import gc
 import os
 import signal
 import socket
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -21,8 +20,7 @@ from headway.core.events import ChildEnded, EngineEvent, subscribed
 from headway.core.schedules import ScheduleSpec
 from headway.core.settings import Settings, store_kind
 from headway.core.version import VERSION
-from headway.operations.app_sync import Declarations, sync_app
-from headway.operations.schedule_sync import SKIPPED
+from headway.operations.app_sync import Declarations
 from headway.store import Store
 from headway.store.file_access import exposures
 from headway.store.sqlite import path_of
@@ -30,13 +28,13 @@ from headway.tasks.definitions import Definitions
 from headway.tasks.registry import TaskRegistry
 from headway.tasks.task import Task
 from headway.wiring.children import child_pool_plan
+from headway.wiring.declarations import DeclarationSync
 from headway.wiring.node import EngineNode
 from headway.wiring.roles import api_node, api_of, new_node_id, scheduler_node, worker_node
 from headway.worker.child_pool import ChildPool
 from headway.worker.ipc import Hello
 
 INTERRUPTED: Final = 130
-SKIPPED_TOLD: Final = 20  # Warnings about declared schedules and limits of another owner.
 CHILD_POOL_GOODBYE_S: Final = 0.3
 PORT_REST_S: Final = 2.0  # Between two attempts to bind the port of the API.
 
@@ -67,8 +65,10 @@ async def run_scheduler(
         if store is None:
             return
         try:
-            skipped = [] if app is None else await _synchronise(store, Declarations.of(app), stopping, log)
-            node = scheduler_node(store, settings, clock, VERSION, attention=skipped)
+            declared = None if app is None else DeclarationSync(store, Declarations.of(app), clock, log)
+            if declared is not None:
+                await declared.run(stopping)
+            node = scheduler_node(store, settings, clock, VERSION, declared=declared)
             await run_node(node, stopping)
         finally:
             await store.close()
@@ -132,10 +132,10 @@ async def _work(
     if store is None:
         return
     try:
-        skipped: list[str] = []
-        if schedules:
-            skipped = await _synchronise(store, _declared_by(hello), stopping, log)
-        node = worker_node(store, settings, clock, child_pool, VERSION, schedules=schedules, attention=skipped)
+        declared = DeclarationSync(store, _declared_by(hello), clock, log) if schedules else None
+        if declared is not None:
+            await declared.run(stopping)
+        node = worker_node(store, settings, clock, child_pool, VERSION, schedules=schedules, declared=declared)
         async with asyncio.TaskGroup() as group:
             if api:
                 listening = _bind(settings, log, must=api == "must")
@@ -302,31 +302,6 @@ async def open_store(settings: Settings, clock: Clock, stopping: asyncio.Event, 
 
 def _exposures(url: str) -> Iterable[str]:
     return exposures(path_of(url)) if store_kind(url) == "sqlite" else ()
-
-
-async def _synchronise(store: Store, declared: Declarations, stopping: asyncio.Event, log: ProcessLog) -> list[str]:
-    """Write what the app declares to the store; wait for the store while it is down.
-
-    What has another owner is left unchanged. Return the warnings about it.
-    """
-    clock, owner = Clock(), declared.owner
-    while not stopping.is_set():
-        try:
-            done = await sync_app(store, declared)
-        except StoreUnavailable as error:
-            log.write("waiting for the store", level="warning", error=str(error))
-            await clock.rest(RETRY_REST_S_MAX, stopping)
-            continue
-        counts = Counter(outcome.partition(":")[0] for outcome in done.values())
-        words = ", ".join(f"{counts[word]} {word}" for word in sorted(counts))
-        skipped = [outcome.removeprefix(SKIPPED) for outcome in done.values() if outcome.startswith(SKIPPED)]
-        for reason in skipped[:SKIPPED_TOLD]:
-            log.write("declaration skipped", level="warning", app=owner, reason=reason)
-        log.write("schedules synchronised", app=owner, done=words or "nothing declared")
-        return [
-            f"the app {owner!r} declares it too, and that is skipped: {reason}" for reason in skipped[:SKIPPED_TOLD]
-        ]
-    return []
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 The clock must always be the one that the store was opened with.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from headway.core.settings import Settings
 from headway.queue.announcer import Dispatch
 from headway.store import Store
 from headway.tasks.task import Task
+from headway.wiring.declarations import DeclarationSync
 from headway.wiring.engines import admission_of, dispatched, live_of, live_view_of
 from headway.wiring.node import EngineNode, NodePorts
 from headway.worker.child_pool_port import ChildPoolPort
@@ -50,10 +51,10 @@ def world_of(store: Store, admission: AdmittedLeases | None = None, dispatch: Di
 
 
 def scheduler_node(
-    store: Store, settings: Settings, clock: Clock, version: str = "", *, attention: Sequence[str] = ()
+    store: Store, settings: Settings, clock: Clock, version: str = "", *, declared: DeclarationSync | None = None
 ) -> EngineNode:
     """Wire the scheduler role to a store."""
-    return EngineNode(_world(store, settings, clock)[1], settings, clock, version=version, attention=attention)
+    return EngineNode(_world(store, settings, clock)[1], settings, clock, version=version, declared=declared)
 
 
 def worker_node(
@@ -64,7 +65,7 @@ def worker_node(
     version: str = "",
     *,
     schedules: bool,
-    attention: Sequence[str] = (),
+    declared: DeclarationSync | None = None,
 ) -> EngineNode:
     """Wire the worker role, and the scheduler's too if asked for, to a store and to the children that run the jobs."""
     store, world = _world(store, settings, clock)
@@ -79,7 +80,7 @@ def worker_node(
         hints=world.dispatch,
     )
     return EngineNode(
-        world, settings, clock, version=version, schedules=schedules, supervisor=supervisor, attention=attention
+        world, settings, clock, version=version, schedules=schedules, supervisor=supervisor, declared=declared
     )
 
 

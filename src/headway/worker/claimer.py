@@ -22,6 +22,7 @@ from headway.worker.lane_book import LaneBook
 from headway.worker.suspects import Suspects
 
 CLAIM_MAX: Final = 2_000
+EMPTY_MAX: Final = 100  # Claims in a row that only find lanes without jobs.
 UNPARK_EVERY_S: Final = 5.0
 QUEUE_USUAL: Final = "default"
 SEEN_MAX: Final = 1_000
@@ -264,18 +265,21 @@ class Claimer:
 
     def _until_look_s(self) -> float:
         """Return the seconds until the next search for queues; earlier wake-ups do not postpone it."""
-        if self.queues:
-            return self._poll_s
         return max(0.001, self._queues_seen_at + self._poll_s - self._clock.monotonic())
 
     async def _finds_queues(self) -> bool:
-        """Search for unknown queues from time to time; return whether there are any."""
+        """Search from time to time for unknown queues, and for queues with lanes; return whether there are any.
+
+        A notification about lanes may be lost, or be older than this worker.
+        """
         now = self._clock.monotonic()
-        if self.queues or now - self._queues_seen_at < self._poll_s:
+        if now - self._queues_seen_at < self._poll_s:
             return False
         self._queues_seen_at = now
         known, lanes = set(self._ready), len(self._lanes)
         for queue, has_lanes in (await self._work.ready_queues()).items():
+            if self.queues and queue not in self.queues:
+                continue
             self._see(queue)
             if has_lanes:
                 self._lanes.add(queue)
@@ -332,9 +336,12 @@ class Claimer:
         node, lease = self._clock.node, self._lease
         if queue not in self._lanes:
             return await self._work.claim(queue, node=node, lease=lease, limit=limit, skip=skip), False
-        past = self._lanes.past(queue)
-        claim = await self._work.claim_lanes(queue, node=node, lease=lease, limit=limit, skip=skip, past=past)
-        self._lanes.note(queue, claim, self._poll_s)
+        for _ in range(EMPTY_MAX):  # Lanes whose jobs were all cancelled must not delay others by a poll for each.
+            past = self._lanes.past(queue)
+            claim = await self._work.claim_lanes(queue, node=node, lease=lease, limit=limit, skip=skip, past=past)
+            self._lanes.note(queue, claim, self._poll_s)
+            if claim.jobs or not (claim.has_more and claim.has_closed):
+                break
         return claim.jobs, claim.has_more
 
     async def _take(self, child_pool: ChildPoolPort, jobs: Sequence[Claimed], sent: float) -> None:

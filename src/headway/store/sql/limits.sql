@@ -136,10 +136,12 @@ on conflict (queue, needs, tenant, limit_key, limited_task) do update set open =
 returning tenant, limit_key, limited_task;
 
 -- name: held_lanes
--- Find the lanes that have waited longest at these gates, up to :limit for each; not those that wait for a rate.
+-- Find the lanes that have waited longest at these gates, up to :limit for each; not those that wait for a rate, unless
+-- they wait for longer than :reach, which no rate asks for: then the clock was set back.
 select l.queue, l.needs, l.tenant, l.limit_key, l.limited_task
-from {each gates as r (gate text)} headway_lanes as h
-  where h.held_by = r.gate and (h.look_at is null or h.look_at <= {now}) order by h.turn limit :limit
+from {each gates as r (gate text, reach bigint)} headway_lanes as h
+  where h.held_by = r.gate and (h.look_at is null or h.look_at <= {now} or h.look_at > {now} + r.reach)
+  order by h.turn limit :limit
 {end_each headway_lanes as l};
 
 -- name: due_lanes
@@ -186,7 +188,9 @@ from {each tenants as r (of_tenant text)}
 -- Lock the gates by name; what runs is counted in the next statement, which sees what others committed meanwhile.
 insert into headway_gates (name, state, used_at)
 select r.gate, '', {now} from {rows gates as r (gate text)} where true order by r.gate
-on conflict (name) do update set used_at = excluded.used_at
+on conflict (name) do update set used_at = case
+  when headway_gates.used_at > excluded.used_at then headway_gates.used_at else excluded.used_at
+end
 returning name, state;
 
 -- name: count_running
@@ -220,7 +224,7 @@ where {picked lanes as r (of_tenant text, of_key text, of_task text, most intege
   order by priority desc, run_at, id {picked_limit}
 {end_picked}
 returning id, task, {bounded args}, attempt, failures, max_attempts, tenant, queue, priority, schedule, occurrence_at,
-  {bounded options}, {bounded metadata}, {bounded reason}, run_at, log_bytes, limit_key, limited_task;
+  {bounded options}, {bounded metadata}, {bounded reason}, run_at, log_bytes, limit_key, limited_task, started_at;
 
 -- name: lanes_left
 -- Say of each lane whether it has jobs that a worker may start, and this worker, and jobs that belong into another lane.
@@ -251,6 +255,19 @@ where {picked lanes as r (of_tenant text, of_key text, of_task text, most intege
 {end_picked}
 returning id, {notify_ready};
 
+-- name: unlabelled_ahead
+-- Find jobs of limited tasks that are not in lanes of their own yet among the first ready ones of lanes: claims read past
+-- them.
+select j.id from {each lanes as r (of_tenant text, of_key text)} headway_jobs as h
+  where h.status = 'PENDING' and h.queue = :queue and h.needs = :needs and h.tenant = r.of_tenant
+    and h.limit_key = r.of_key and h.limited_task = '' order by h.priority desc, h.run_at, h.id limit :limit
+{end_each headway_jobs as j} where {is_limited_task j.task};
+
+-- name: relabel_ahead
+-- Put these jobs of limited tasks into lanes of their own.
+update headway_jobs set limited_task = task where id in {list ids} and status = 'PENDING' and limited_task = ''
+returning id, {notify_ready};
+
 -- name: mark_lanes
 -- Write which lanes stay open, which wait at a gate, and whose turn is later.
 update headway_lanes
@@ -273,8 +290,9 @@ from {rows shares as r (of_tenant text, charge bigint)}
 where queue = :queue and needs = :needs and tenant = r.of_tenant and tenant {among shares of_tenant};
 
 -- name: mark_gates
--- Write the recent starts of rates.
-update headway_gates set state = r.to_state from {rows gates as r (gate text, to_state text)}
+-- Write the recent starts of rates, and until when they count.
+update headway_gates set state = r.to_state, used_at = r.counts_until
+from {rows gates as r (gate text, to_state text, counts_until bigint)}
 where name = r.gate and name {among gates gate};
 
 -- name: lock_shares
@@ -309,10 +327,10 @@ returning queue;
 
 -- name: limits_at_work
 -- Say whether lanes wait at gates, and which limits are not complete: not in force since :age, or not relabelled.
-select name, case when in_force = 0 then 1 else 0 end as is_late from headway_limits
+select name, case when in_force = 0 then 1 else 0 end as is_late, revision from headway_limits
 where relabel is not null or (in_force = 0 and updated_at < {now} - :age)
 union all
-select * from (select '', 0 from headway_lanes where held_by is not null limit 1) as waiting;
+select * from (select '', 0, 0 from headway_lanes where held_by is not null limit 1) as waiting;
 
 -- name: waiting_gates
 -- Find the next gates at which lanes wait, after a name.
@@ -428,6 +446,18 @@ select * from (
 order by started_at, job_id, attempt limit :limit;
 
 -- name: limit_revisions
--- Read how limits were defined over time.
+-- Read how limits were defined over time, newest first.
 select name, at, concurrency, rate, per, burst, removed from headway_limit_revisions
-order by revision, name limit :limit;
+order by revision desc, name limit :limit;
+
+-- name: prune_limit_revisions
+-- Delete definitions that were replaced before the cutoff.
+with old as materialized (
+  select r.name, r.revision from headway_limit_revisions r
+  where exists (
+    select 1 from headway_limit_revisions n
+    where n.name = r.name and n.revision > r.revision and n.at < {now} - :retention
+  )
+  limit :limit
+)
+delete from headway_limit_revisions where (name, revision) in (select name, revision from old) returning name;

@@ -42,10 +42,14 @@ returning id, {notify_ready};
 
 -- name: promote_blocked
 -- transition: BLOCKED -> PENDING
--- Make due jobs ready whose predecessor has ended; of an exclusive schedule only one.
+-- Make due jobs ready whose predecessor has ended; of an exclusive schedule only one, and none beside jobs that are left
+-- from a time when the schedule was not exclusive.
 with free as materialized (
-  select min(id) as id from headway_next_in_line
-  where run_at <= {now}
+  select min(id) as id from headway_next_in_line as n
+  where run_at <= {now} and (exclusive = 0 or not exists (
+    select 1 from headway_next_in_line as beside
+    where beside.schedule = n.schedule and beside.exclusive = 0 and beside.run_at <= {now}
+  ))
   group by case when exclusive = 1 then schedule else id end
   order by 1
   limit :limit
@@ -59,8 +63,11 @@ returning id, {notify_ready};
 -- transition: BLOCKED -> PENDING
 -- Make the jobs ready that waited for one of these, by the rules of promote_blocked.
 with free as materialized (
-  select min(id) as id from headway_next_in_line
-  where run_at <= {now} and blocked_by in {list ids}
+  select min(id) as id from headway_next_in_line as n
+  where run_at <= {now} and blocked_by in {list ids} and (exclusive = 0 or not exists (
+    select 1 from headway_next_in_line as beside
+    where beside.schedule = n.schedule and beside.exclusive = 0 and beside.run_at <= {now}
+  ))
   group by case when exclusive = 1 then schedule else id end
 )
 update headway_jobs
@@ -149,7 +156,7 @@ where {addressed} from headway_jobs
   limit 1 {skip_locked}
 {end_addressed}
 returning id, task, {bounded args}, attempt, failures, max_attempts, tenant, queue, priority, schedule, occurrence_at,
-  {bounded options}, {bounded metadata}, {bounded reason}, run_at, log_bytes, company, apart_for;
+  {bounded options}, {bounded metadata}, {bounded reason}, run_at, log_bytes, company, apart_for, started_at;
 
 -- name: held_by_node
 -- Find the jobs that a node holds. The order by lease makes the planner use the index of leases.

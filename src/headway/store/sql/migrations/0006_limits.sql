@@ -158,6 +158,11 @@ referencing new table as changed for each statement execute function headway_rin
 create trigger headway_ring_change after update on headway_jobs
 referencing new table as changed for each statement execute function headway_ring()
 
+-- Jobs of tenants that are ready already have rung nowhere.
+insert into headway_rings (queue, needs, tenant, limit_key, limited_task)
+select distinct queue, needs, tenant, limit_key, limited_task from headway_jobs
+where status = 'PENDING' and tenant <> 'default';
+
 {replace_view} headway_limits_v as
 select l.name, l.concurrency, l.rate, l.per / 1e6 as per, l.burst,
   case
