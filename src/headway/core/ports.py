@@ -192,10 +192,31 @@ class AuditLogPruning(Protocol):
         ...
 
 
+class NeedsUpkeep(Protocol):
+    """What the keeper of needs asks of the queue. A class is a queue with what jobs in it need."""
+
+    async def waiting(self) -> list[tuple[str, str]]:
+        """Return the classes with ready jobs, as queue and needs; in turns if they are many."""
+        ...
+
+    async def parked(self) -> list[tuple[str, str]]:
+        """Return the classes with jobs that are parked because of their needs; in turns if they are many."""
+        ...
+
+    async def park(self, queue: str, needs: str, reason: str) -> int:
+        """Park ready jobs of a class; return how many, a bounded number at a time."""
+        ...
+
+    async def unpark(self, queue: str, needs: str) -> int:
+        """Let parked jobs of a class go on; return how many, a bounded number at a time."""
+        ...
+
+
 class Charge(msgspec.Struct, frozen=True, kw_only=True):
     """What jobs of a tenant took in a queue, in microseconds: in all, and more than was charged for them before."""
 
     queue: str
+    needs: str = ""
     tenant: str
     more: Duration
     took: Duration
@@ -212,13 +233,20 @@ class LaneClaim(msgspec.Struct, frozen=True, kw_only=True):
     look_in: Duration | None = None  # After this time a rate allows the next start.
     has_lanes: bool = False  # Whether the next claim must be one by lanes again.
     has_more: bool = False  # Whether other lanes may have jobs that may start.
+    classes: frozenset[str] = frozenset()  # Other needs of the queue that got ready jobs.
+    waited: Duration | None = None  # Of a claim without room: how long the next job waits that limits let start.
 
 
 class SuspectClaims(Protocol):
     """What a worker needs to run suspects: jobs that may have crashed a worker, and so run apart from others."""
 
-    async def apart(self, tasks: Collection[str], queues: Collection[str], limit: int) -> list[Suspect]:
-        """Find ready suspects of these tasks in these queues, or in any; `claim` does not return suspects."""
+    async def apart(
+        self, tasks: Collection[str], queues: Collection[str], limit: int, *, unfit: Collection[str] = ()
+    ) -> list[Suspect]:
+        """Find ready suspects of these tasks in these queues, or in any; `claim` does not return suspects.
+
+        Those that need one of `unfit` are left out.
+        """
         ...
 
     async def claim_apart(self, job_id: str, *, node: str, lease: Duration) -> tuple[Claimed, Duration] | None:
@@ -248,8 +276,16 @@ class Claims(SuspectClaims, Protocol):
         limit: int,
         skip: Collection[str] = (),
         past: Collection[str] = (),
+        needs: str = "",
     ) -> LaneClaim:
-        """Claim up to `limit` ready jobs of a queue with tenants or limits; skip tasks, and tenants in `past`."""
+        """Claim up to `limit` ready jobs of a queue with tenants or limits; skip tasks, and tenants in `past`.
+
+        All of them need the same. With a limit of 0, only look how long the next one has waited.
+        """
+        ...
+
+    async def classes(self) -> list[tuple[str, str]]:
+        """Return queues and needs that have ready jobs with needs; in turns if they are many."""
         ...
 
     async def reopen(self, freed: Mapping[str, int]) -> frozenset[str]:

@@ -79,10 +79,11 @@ def _prune(retention: Duration, limit: int) -> Transaction[int]:
     leases = yield call("prune_leases", age=_LEASES_KEPT, limit=limit)
     gates = yield call("prune_gates", age=_GATES_KEPT, limit=limit)
     lanes = yield call("prune_lanes", age=_GATES_KEPT, limit=limit)
+    shares = yield call("prune_shares", limit=limit)
     nodes = yield call("prune_nodes", age=_NODES_KEPT)
     yield from keep_tallies(nodes)
     windows = yield call("prune_windows", limit=limit)
-    return sum(map(len, (jobs, occurrences, events, leases, gates, lanes, nodes, windows)))
+    return sum(map(len, (jobs, occurrences, events, leases, gates, lanes, shares, nodes, windows)))
 
 
 def _end_overdue(limit: int) -> Transaction[int]:

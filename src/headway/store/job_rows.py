@@ -176,7 +176,12 @@ def _unreadable_args(args: object) -> str:
 
 
 def read_claimed(
-    row: Iterable[Any], *, gates: tuple[str, ...] = (), share: str | None = None, reserved: Duration = 0
+    row: Iterable[Any],
+    *,
+    gates: tuple[str, ...] = (),
+    share: str | None = None,
+    reserved: Duration = 0,
+    needs: str = "",
 ) -> Claimed:
     """Read a claimed job; an undecodable row is marked `unreadable`, and other rows are unaffected."""
     (
@@ -234,6 +239,7 @@ def read_claimed(
         gates=gates,
         share=share,
         reserved=reserved,
+        needs=needs,
     )
 
 

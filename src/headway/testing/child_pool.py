@@ -188,6 +188,10 @@ class InlineChildPool:
             self._forget(run)
             self._begin()
 
+    def is_stopping(self, job_id: str, attempt: int) -> bool:
+        """Return whether the code of an abandoned attempt may still run; here it is cancelled at once."""
+        return False
+
     def release_waiting(self, reason: str) -> None:
         """Hand back jobs that have not started."""
         while self._waiting:

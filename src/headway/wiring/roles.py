@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.coordination.admission import AdmittedLeases
 from headway.core.clock import Clock
+from headway.core.needs import Offer
 from headway.core.ports import LiveView, WakeUps
 from headway.core.settings import Settings
 from headway.queue.announcer import Dispatch
@@ -44,6 +45,7 @@ def world_of(store: Store, admission: AdmittedLeases | None = None, dispatch: Di
         watch=watch,
         audit_log=store.audit_log,
         lanes=store.limits,
+        needs=store.needs,
         admission=admission,
         dispatch=dispatch,
     )
@@ -75,6 +77,7 @@ def worker_node(
         lease=settings.worker_lease,
         poll=settings.poll,
         queues=settings.queues,
+        offer=Offer(settings.offer, settings.labels, settings.app_version),
         live=live_of(settings, clock),
         hints=world.dispatch,
     )

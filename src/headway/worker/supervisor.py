@@ -24,11 +24,13 @@ from headway.core.instants import SECOND, Duration
 from headway.core.jobs import Claimed, NewJob, Report
 from headway.core.json_values import JsonObject
 from headway.core.lifecycle import AttemptOutcome
+from headway.core.needs import Offer
 from headway.core.nodes import Node
 from headway.core.ports import Live, Work
+from headway.core.worker_offers import offer_state
 from headway.worker.child_pool_port import ChildPoolPort
 from headway.worker.claimer import Claimer
-from headway.worker.held import QUIET_S, HeldAttempts
+from headway.worker.held import NO_OFFER, QUIET_S, HeldAttempts
 from headway.worker.hints import HintSource, HintTaker
 from headway.worker.ipc import StoreRequest
 from headway.worker.leases import LeaseExtender, LeaseWatchdog
@@ -50,6 +52,7 @@ class Supervisor:
         lease: Duration,
         poll: Duration,
         queues: Sequence[str] = (),
+        offer: Offer = NO_OFFER,
         live: Live | None = None,
         hints: HintSource | None = None,
     ) -> None:
@@ -65,7 +68,7 @@ class Supervisor:
                 return None
             return HintTaker(hints, claimer, clock=clock, poll_s=poll_s, wake=hinted.set)
 
-        self._held = held = HeldAttempts(child_pool, clock=clock, lease=lease)
+        self._held = held = HeldAttempts(child_pool, clock=clock, lease=lease, offer=offer)
         self.reporter = Reporter(work, held, clock=clock, wake=reports.set, live=live)
         self.settler = Settler(work, held, self.reporter, clock=clock, wake=settles.set)
         self.claimer = Claimer(
@@ -98,7 +101,7 @@ class Supervisor:
         """Write every known outcome. The end of a job that ran alone makes room for others."""
         was_closed = self.claimer.keeps_others_out
         rest_s = await self.settler.tick()
-        if self._held.freed or (was_closed and not self.claimer.keeps_others_out):
+        if self._held.freed or self._held.has_freed_needs or (was_closed and not self.claimer.keeps_others_out):
             self.claimer.wake()
         return rest_s
 
@@ -130,6 +133,7 @@ class Supervisor:
             "draining": self.is_draining,
             "children": child_pool.count(),
             "places": {kind: self._place(kind, names) for kind, names in child_pool.kinds.items()},
+            **(offer_state(capacity.offer, capacity.free()) if (capacity := self._held.capacity).offer else {}),
         }
 
     def _place(self, kind: str, names: Collection[str]) -> JsonObject:

@@ -133,7 +133,7 @@ order by r.queue, r.needs, r.tenant, r.limit_key, r.limited_task
 on conflict (queue, needs, tenant, limit_key, limited_task) do update set open = 1
   where headway_lanes.open = 0
     and (headway_lanes.held_by is null or headway_lanes.held_by = 'queue:' || headway_lanes.queue)
-returning tenant, limit_key, limited_task;
+returning needs, tenant, limit_key, limited_task;
 
 -- name: held_lanes
 -- Find the lanes that have waited longest at these gates, up to :limit for each; not those that wait for a rate.
@@ -288,15 +288,15 @@ select s.tenant from {each shares as r (queue text, needs text, tenant text)}
 -- only for this statement, because claims pass over shares that are locked. A tenant whose jobs never had to wait has no
 -- share yet.
 insert into headway_shares (queue, needs, tenant, vtime, weight, cost, used, open)
-select c.in_queue, :needs, c.of_tenant, c.more / c.weight, c.weight,
+select c.in_queue, c.for_needs, c.of_tenant, c.more / c.weight, c.weight,
   case when c.jobs = 0 then :cost else c.took / c.jobs end, c.took, 0
 from (
-  select r.in_queue, r.of_tenant, r.more, r.took, r.jobs,
+  select r.in_queue, r.for_needs, r.of_tenant, r.more, r.took, r.jobs,
     coalesce((select t.weight from headway_tenants t where t.name = r.of_tenant), 1) as weight
-  from {rows charges as r (in_queue text, of_tenant text, more bigint, took bigint, jobs integer)}
+  from {rows charges as r (in_queue text, for_needs text, of_tenant text, more bigint, took bigint, jobs integer)}
 ) as c
 where true
-order by c.in_queue, c.of_tenant
+order by c.in_queue, c.for_needs, c.of_tenant
 on conflict (queue, needs, tenant) do update set
   vtime = headway_shares.vtime + excluded.vtime, used = headway_shares.used + excluded.used,
   cost = case when excluded.used = 0 then headway_shares.cost else (headway_shares.cost * 4 + excluded.cost) / 5 end;
