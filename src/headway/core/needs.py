@@ -221,7 +221,7 @@ def times(needs: Needs, free: Mapping[str, int], most: int) -> int:
 
 def missing_words(needs: Needs, offers: Sequence[Offer], *, says_most: bool = True) -> str | None:
     """Name what none of these workers offers; None if one of them offers all of it."""
-    if any(offer.covers(needs) for offer in offers):
+    if needs == Needs() or any(offer.covers(needs) for offer in offers):
         return None
     missing = [*_missing_amounts(needs, offers, says_most=says_most), *_missing_texts(needs, offers)]
     if not missing:
