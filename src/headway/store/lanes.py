@@ -107,7 +107,8 @@ class LaneClaims:
             if is_left:
                 yield from open_rung(request, rings, has_usual=False, opens_usual=False)
             return LaneClaim(jobs=jobs, has_lanes=is_left, has_more=is_left)
-        opened = yield from open_rung(request, rings, has_usual=bool(row["has_usual"]), opens_usual=is_gated)
+        has_usual = row["has_usual"] == 1 and not request.needs
+        opened = yield from open_rung(request, rings, has_usual=has_usual, opens_usual=is_gated)
         claim = _Claim(request, rules, now=row["now"], opened=opened)
         claim.classes = frozenset(ring["needs"] for ring in rings if ring["needs"] not in ("", request.needs))
         claim.has_moved, claim.has_more = bool(rings), len(rings) == RINGS_MAX

@@ -48,7 +48,11 @@ class _Driver(InlineSqliteDriver):
     async def run(self, begin: Begin[T]) -> T:
         """Run a transaction, and wake all processes if it changed anything."""
         await self._pass()
-        result = self.connection.run(begin)
+        try:
+            result = self.connection.run(begin)
+        except BaseException:
+            self._world.has_not_changed()
+            raise
         self._world.may_have_changed()
         return result
 
@@ -259,6 +263,10 @@ class VirtualProcesses:
 
     def _run(self, coroutine: Any) -> None:
         self._loop.run_until_complete(coroutine)
+
+    def has_not_changed(self) -> None:
+        """Ignore the changes of a call that was rolled back."""
+        self._changes = self.connection.raw.total_changes
 
     def may_have_changed(self) -> None:
         """Wake all processes if the last call changed the store."""

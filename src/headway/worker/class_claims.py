@@ -68,7 +68,7 @@ class ClassClaims:
         """Look for classes soon: one of this queue, or of any, may have got ready jobs."""
         self._read_at = -1e9
         for (known, _), one in self._known.items():
-            if queue in (None, known):
+            if queue == known and one.waited_at is None:  # One that waits for room does so whatever else is ready.
                 one.look_at = 0.0
 
     async def find(self) -> set[str]:
@@ -185,5 +185,9 @@ class ClassClaims:
 
     def heard_of(self, queue: str, texts: Collection[str]) -> None:
         """Note classes of a queue that have just got ready jobs."""
-        if texts and self.is_on:
-            self._note([(queue, text) for text in texts], self._clock.monotonic())
+        if not texts or not self.is_on:
+            return
+        self._note([(queue, text) for text in texts], self._clock.monotonic())
+        for text in texts:
+            if (one := self._known.get((queue, text))) is not None and one.waited_at is None:
+                one.look_at = 0.0
