@@ -19,7 +19,7 @@ COUNTED = json.dumps(
     ]
 )
 CHARGES = json.dumps(
-    [{"in_queue": "default", "of_tenant": "t-7", "more": 5, "took": 5, "jobs": 1}],
+    [{"in_queue": "default", "for_needs": "", "of_tenant": "t-7", "more": 5, "took": 5, "jobs": 1}],
 )
 MARKS = json.dumps(
     [{"of_tenant": "t-7", "of_key": "", "of_task": "", "to_open": 1, "to_held_by": None, "to_look_at": 1, "to_turn": 1}]
@@ -48,7 +48,7 @@ HOT: dict[str, dict[str, Any]] = {
     "mark_shares": {**HERE, "shares": '[{"of_tenant": "t-7", "charge": 5}]'},
     "mark_gates": {"gates": GATES},
     "lock_shares": {"shares": SHARES},
-    "charge": {"needs": "", "cost": 1, "charges": CHARGES},
+    "charge": {"cost": 1, "charges": CHARGES},
     "suspect": {"id": JOB},
     "waiting_gates": {"after": "", "limit": 200},
     "relabel": {"after": "", "limit": 5_000},

@@ -1,6 +1,7 @@
 """Needs on every database: a claim takes one class, its limits and tenants hold, and what nobody offers is parked."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -9,8 +10,9 @@ from headway.core.jobs import Claimed
 from headway.core.lifecycle import Raised, Released, Status
 from headway.core.ports import Charge
 from headway.store import Store, needs
+from headway.store.statements import POSTGRES, catalogue, positional
 from tests.conformance.arrange import LEASE, end, enqueue, new_job
-from tests.conformance.backend import Backend, SqliteBackend
+from tests.conformance.backend import Backend, PostgresBackend, SqliteBackend
 from tests.conformance.limiting import claim, claimed, fill, finish, put
 
 CPU = "cpu=2"
@@ -220,6 +222,32 @@ async def test_many_classes_are_read_in_turns(store: Store, monkeypatch: pytest.
     assert {text for page in found for _, text in page} == {*texts}
     waiting = [await store.needs.waiting() for _ in range(3)]
     assert {text for page in waiting for _, text in page} == {*texts}
+
+
+@pytest.mark.parametrize("statement", ["open_classes", "waiting_needs", "parked_needs"])
+async def test_search_for_classes_reads_no_more_when_there_are_more_jobs(backend: Backend, statement: str) -> None:
+    """Counted in pages of PostgreSQL, which a scan of all jobs or lanes would read by the hundred."""
+    if not isinstance(backend, PostgresBackend):
+        pytest.skip("SQLite does not count what it reads")
+    await backend.sql(
+        "insert into headway_jobs (id, tenant, task, queue, priority, status, run_at, attempt, failures, max_attempts,"
+        " version, exclusive, args, created_at, updated_at, progress, reason, needs, parked)"
+        " select 'job_' || n, 't-' || n % 5000, 'report', 'q-' || n % 2, 0,"
+        "   case when n % 3 = 0 then 'BLOCKED' else 'PENDING' end, n, 0, 0, 1, 1, 0, '{}', 1, 1, 0, '',"
+        "   case when n % 7 = 0 then 'cpu=' || 1 + n % 4 else '' end, case when n % 3 = 0 then 'needs' end"
+        " from generate_series(1, 30000) as n"
+    )
+    await backend.sql(
+        "insert into headway_lanes (queue, needs, tenant, limit_key, limited_task, turn, open)"
+        " select distinct queue, needs, tenant, '', '', 1, 1 from headway_jobs"
+    )
+    await backend.sql("vacuum analyze headway_jobs")
+    await backend.sql("vacuum analyze headway_lanes")
+    text = positional(catalogue(POSTGRES)[statement], lambda index: ("''", "''", "500")[index - 1])
+    rows = await backend.sql(f"explain (analyze, buffers, format json) {text}")
+    plan = json.loads(rows[0]["QUERY PLAN"])[0]["Plan"]
+    assert plan["Actual Rows"] == 6  # Of each queue: two classes, and the jobs without needs.
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 400
 
 
 async def test_closed_classes_are_forgotten(backend: Backend) -> None:

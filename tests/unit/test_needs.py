@@ -75,13 +75,17 @@ def test_amount_that_makes_no_sense_is_refused_with_the_way_to_write_it(bad: Any
         read_amounts({"cpu": bad}, "needs")
 
 
-@pytest.mark.parametrize("bad", ["cpu", "cpu=1,cpu=2", "=1", "CPU=1", "1cpu=1", 5, ["cpu"], {"a b": 1}, {1: 1}, {"": 1}])
+@pytest.mark.parametrize(
+    "bad", ["cpu", "cpu=1,cpu=2", "=1", "CPU=1", "1cpu=1", 5, ["cpu"], {"a b": 1}, {1: 1}, {"": 1}]
+)
 def test_names_that_make_no_sense_are_refused(bad: Any) -> None:
     with pytest.raises(InvalidTask, match="needs"):
         read_amounts(bad, "needs")
 
 
-@pytest.mark.parametrize("bad", [{"zone": "e u"}, {"zone": ""}, {"zone": 5}, {"zone": "x" * 81}, "zone", {"Zone": "eu"}])
+@pytest.mark.parametrize(
+    "bad", [{"zone": "e u"}, {"zone": ""}, {"zone": 5}, {"zone": "x" * 81}, "zone", {"Zone": "eu"}]
+)
 def test_labels_that_make_no_sense_are_refused(bad: Any) -> None:
     with pytest.raises(InvalidTask, match="labels"):
         read_labels(bad, "labels")
@@ -94,7 +98,9 @@ def test_needs_are_bounded() -> None:
         needs_text({}, {f"a{number}": "x" * 80 for number in range(6)})
 
 
-@pytest.mark.parametrize("bad", ["cpu", "cpu=0", "b=1 a=1", "cpu=1  x=1", "cpu=1.0", ":x", "@", "@1 @2", "a=1 a=2", "x\x00"])
+@pytest.mark.parametrize(
+    "bad", ["cpu", "cpu=0", "b=1 a=1", "cpu=1  x=1", "cpu=1.0", ":x", "@", "@1 @2", "a=1 a=2", "x\x00"]
+)
 def test_text_that_is_not_canonical_is_nobodys(bad: str) -> None:
     assert parse_needs(bad) is None
     assert not Offer({"cpu": 10**9}).covers(parse_needs(bad))
@@ -166,5 +172,3 @@ def test_workers_decide_alike_who_keeps_room_and_more_of_them_later() -> None:
     assert [len(each) for each in found] == [1, 2, 4, 8, 9, 9]
     assert all(earlier <= later for earlier, later in itertools.pairwise(found))
     assert keeps_place("node_0", [], "default", wanted, 0)
-
-

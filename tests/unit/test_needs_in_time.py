@@ -174,9 +174,7 @@ def test_what_nobody_offers_is_parked_and_goes_on_when_somebody_does() -> None:
         assert "needs gpu=1, nobody offers it" in parked.why
         assert [attempt["outcome"] for attempt in world.attempts(job)] == ["parked"]
         assert at_once(world.store.jobs.get(job.id)).parked == "needs"
-        world._workers.append(
-            world._start_process("worker", offer=Settings(offer={"gpu": 1000}), has_child_pool=True)
-        )
+        world._workers.append(world._start_process("worker", offer=Settings(offer={"gpu": 1000}), has_child_pool=True))
         world.advance(seconds=30)
         assert world.job(job).status == "COMPLETED"
         assert at_once(world.store.jobs.get(job.id)).failures == 0

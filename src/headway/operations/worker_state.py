@@ -32,7 +32,7 @@ class _State(msgspec.Struct, frozen=True):
     children: int = 0
     draining: bool = False
     places: dict[str, Place] = {}
-    offer_free: dict[str, float] = {}
+    offer_free: dict[str, int | float] = {}
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool = False
     places: Mapping[str, Place] = {}
     offer: Offer = Offer()
-    offer_free: Mapping[str, float] = {}
+    offer_free: Mapping[str, int | float] = {}
 
     @property
     def free(self) -> int:

@@ -14,6 +14,7 @@ from headway.store.transaction import Driver, Row, Transaction, as_json, call
 from headway.store.work import HELD_MAX
 
 LIVES_AFTER: Final = SECOND
+_CLASS: Final = ("in_queue", "for_needs", "of_tenant")
 _LEASES_KEPT: Final = HOUR  # After they expired, so that their last holder can be seen.
 _NODES_KEPT: Final = DAY
 _GATES_KEPT: Final = 32 * DAY  # Longer than the time of any rate.
@@ -79,7 +80,8 @@ def _prune(retention: Duration, limit: int) -> Transaction[int]:
     leases = yield call("prune_leases", age=_LEASES_KEPT, limit=limit)
     gates = yield call("prune_gates", age=_GATES_KEPT, limit=limit)
     lanes = yield call("prune_lanes", age=_GATES_KEPT, limit=limit)
-    shares = yield call("prune_shares", limit=limit)
+    unused = [dict(zip(_CLASS, row, strict=True)) for row in lanes if row["for_needs"]]
+    shares = (yield call("prune_shares", shares=as_json(unused))) if unused else []
     nodes = yield call("prune_nodes", age=_NODES_KEPT)
     yield from keep_tallies(nodes)
     windows = yield call("prune_windows", limit=limit)

@@ -345,7 +345,7 @@ delete from headway_lanes
 where (queue, needs, tenant, limit_key, limited_task) in (
   select queue, needs, tenant, limit_key, limited_task from old
 )
-returning tenant;
+returning queue as in_queue, needs as for_needs, tenant as of_tenant;
 
 -- name: limit_holders
 -- Read attempts that count under limits of one kind, those that have run longest first.

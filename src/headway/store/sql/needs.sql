@@ -2,20 +2,24 @@
 
 -- name: open_classes
 -- Find the next classes with open lanes after a queue and its needs, by a loose scan of the index of open lanes.
-with recursive found (queue, needs) as (
-  select * from (
-    select queue, needs from headway_lanes where open = 1 and (queue, needs) > (:queue, :needs)
-    order by queue, needs, tenant, turn limit 1
-  ) as first
+with recursive found (queue, needs, step) as (
+  select cast(:queue as text) {bytewise}, cast(:needs as text) {bytewise}, 0
   union all
   select
-    (select l.queue from headway_lanes l where l.open = 1 and (l.queue, l.needs) > (found.queue, found.needs)
-      order by l.queue, l.needs, l.tenant, l.turn limit 1),
-    (select l.needs from headway_lanes l where l.open = 1 and (l.queue, l.needs) > (found.queue, found.needs)
-      order by l.queue, l.needs, l.tenant, l.turn limit 1)
+    coalesce(
+      (select l.queue from headway_lanes l where l.open = 1 and l.queue = found.queue and l.needs > found.needs
+        order by l.queue, l.needs, l.tenant, l.turn limit 1),
+      (select l.queue from headway_lanes l where l.open = 1 and l.queue > found.queue
+        order by l.queue, l.needs, l.tenant, l.turn limit 1)),
+    coalesce(
+      (select l.needs from headway_lanes l where l.open = 1 and l.queue = found.queue and l.needs > found.needs
+        order by l.queue, l.needs, l.tenant, l.turn limit 1),
+      (select l.needs from headway_lanes l where l.open = 1 and l.queue > found.queue
+        order by l.queue, l.needs, l.tenant, l.turn limit 1)),
+    found.step + 1
   from found where found.queue is not null
 )
-select queue, needs from found where queue is not null limit :limit;
+select queue, needs from found where queue is not null and step > 0 limit :limit;
 
 -- name: lane_heads
 -- Read since when the next jobs of lanes wait, as far as this worker may start them.
@@ -31,37 +35,45 @@ from {rows lanes as r (of_tenant text, of_key text, of_task text)};
 
 -- name: waiting_needs
 -- Find the next classes with ready jobs after a queue and its needs, by a loose scan of the index of ready jobs.
-with recursive found (queue, needs) as (
-  select * from (
-    select queue, needs from headway_jobs where status = 'PENDING' and (queue, needs) > (:queue, :needs)
-    order by queue, needs, tenant, limit_key, limited_task, priority desc, run_at, id limit 1
-  ) as first
+with recursive found (queue, needs, step) as (
+  select cast(:queue as text) {bytewise}, cast(:needs as text) {bytewise}, 0
   union all
   select
-    (select j.queue from headway_jobs j where j.status = 'PENDING' and (j.queue, j.needs) > (found.queue, found.needs)
-      order by j.queue, j.needs, j.tenant, j.limit_key, j.limited_task, j.priority desc, j.run_at, j.id limit 1),
-    (select j.needs from headway_jobs j where j.status = 'PENDING' and (j.queue, j.needs) > (found.queue, found.needs)
-      order by j.queue, j.needs, j.tenant, j.limit_key, j.limited_task, j.priority desc, j.run_at, j.id limit 1)
+    coalesce(
+      (select j.queue from headway_jobs j where j.status = 'PENDING' and j.queue = found.queue and j.needs > found.needs
+        order by j.queue, j.needs, j.tenant, j.limit_key, j.limited_task, j.priority desc, j.run_at, j.id limit 1),
+      (select j.queue from headway_jobs j where j.status = 'PENDING' and j.queue > found.queue
+        order by j.queue, j.needs, j.tenant, j.limit_key, j.limited_task, j.priority desc, j.run_at, j.id limit 1)),
+    coalesce(
+      (select j.needs from headway_jobs j where j.status = 'PENDING' and j.queue = found.queue and j.needs > found.needs
+        order by j.queue, j.needs, j.tenant, j.limit_key, j.limited_task, j.priority desc, j.run_at, j.id limit 1),
+      (select j.needs from headway_jobs j where j.status = 'PENDING' and j.queue > found.queue
+        order by j.queue, j.needs, j.tenant, j.limit_key, j.limited_task, j.priority desc, j.run_at, j.id limit 1)),
+    found.step + 1
   from found where found.queue is not null
 )
-select queue, needs from found where queue is not null limit :limit;
+select queue, needs from found where queue is not null and step > 0 limit :limit;
 
 -- name: parked_needs
 -- Find the next classes with jobs that are parked because no worker offered what they need.
-with recursive found (queue, needs) as (
-  select * from (
-    select queue, needs from headway_jobs where parked = 'needs' and (queue, needs) > (:queue, :needs)
-    order by queue, needs limit 1
-  ) as first
+with recursive found (queue, needs, step) as (
+  select cast(:queue as text) {bytewise}, cast(:needs as text) {bytewise}, 0
   union all
   select
-    (select j.queue from headway_jobs j where j.parked = 'needs' and (j.queue, j.needs) > (found.queue, found.needs)
-      order by j.queue, j.needs limit 1),
-    (select j.needs from headway_jobs j where j.parked = 'needs' and (j.queue, j.needs) > (found.queue, found.needs)
-      order by j.queue, j.needs limit 1)
+    coalesce(
+      (select j.queue from headway_jobs j where j.parked = 'needs' and j.queue = found.queue and j.needs > found.needs
+        order by j.queue, j.needs limit 1),
+      (select j.queue from headway_jobs j where j.parked = 'needs' and j.queue > found.queue
+        order by j.queue, j.needs limit 1)),
+    coalesce(
+      (select j.needs from headway_jobs j where j.parked = 'needs' and j.queue = found.queue and j.needs > found.needs
+        order by j.queue, j.needs limit 1),
+      (select j.needs from headway_jobs j where j.parked = 'needs' and j.queue > found.queue
+        order by j.queue, j.needs limit 1)),
+    found.step + 1
   from found where found.queue is not null
 )
-select queue, needs from found where queue is not null limit :limit;
+select queue, needs from found where queue is not null and step > 0 limit :limit;
 
 -- name: claim_unoffered
 -- transition: PENDING -> RUNNING
@@ -86,12 +98,14 @@ where {addressed} from headway_jobs
 returning id, {notify_waiting};
 
 -- name: prune_shares
--- Delete what tenants have used of a class without lanes; the shares of jobs without needs stay.
+-- Delete what tenants have used of classes without lanes; the shares of jobs without needs stay.
 with old as materialized (
-  select s.queue, s.needs, s.tenant from headway_shares s
-  where s.needs <> '' and s.open = 0 and not exists (
-    select 1 from headway_lanes l where l.queue = s.queue and l.needs = s.needs and l.tenant = s.tenant
-  )
-  limit :limit {skip_locked}
+  select s.queue, s.needs, s.tenant from {each shares as r (in_queue text, for_needs text, of_tenant text)}
+    headway_shares as h where h.queue = r.in_queue and h.needs = r.for_needs and h.tenant = r.of_tenant and h.open = 0
+      and not exists (
+        select 1 from headway_lanes l where l.queue = r.in_queue and l.needs = r.for_needs and l.tenant = r.of_tenant
+      )
+    limit 1 {skip_locked}
+  {end_each headway_shares as s}
 )
 delete from headway_shares where (queue, needs, tenant) in (select queue, needs, tenant from old) returning tenant;
