@@ -2,11 +2,10 @@
 
 An attempt uses what it needs from its claim until its code has stopped and its outcome is written. An attempt whose
 lease was lost uses it until its code is gone and the lease is over in the store, so that the store never lists more for
-this worker than it offers.
+this worker than it offers. What is used is added up from the attempts each time: a counter beside them could drift.
 """
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from headway.core.jobs import Claimed
 from headway.core.needs import Amounts, Needs, Offer, parse_needs, times
@@ -15,19 +14,13 @@ from headway.core.needs import Amounts, Needs, Offer, parse_needs, times
 class Capacity:
     """What a worker offers, and what its attempts use of it."""
 
-    def __init__(self, offer: Offer, may_run: Callable[[str, int], bool]) -> None:
+    def __init__(
+        self, offer: Offer, held: Callable[[], Iterable[Claimed]], may_run: Callable[[str, int], bool]
+    ) -> None:
         self.offer = offer
+        self._held = held
         self._may_run = may_run  # Whether the code of a lost attempt may still run, or its lease hold.
-        self._used: Counter[str] = Counter()
         self._lost: dict[tuple[str, int], Amounts] = {}
-
-    def take(self, claimed: Claimed) -> None:
-        """Note that an attempt uses what it needs."""
-        self._used.update(_amounts(claimed))
-
-    def give_back(self, claimed: Claimed) -> None:
-        """Note that an attempt is over."""
-        self._used.subtract(_amounts(claimed))
 
     def lose(self, claimed: Claimed) -> None:
         """Note that the lease of an attempt is lost; it is over for the store, but perhaps not here."""
@@ -38,8 +31,8 @@ class Capacity:
     def free(self) -> Amounts:
         """Return what is free of the offer."""
         self._lost = {attempt: amounts for attempt, amounts in self._lost.items() if self._may_run(*attempt)}
-        free = {name: amount - self._used[name] for name, amount in self.offer.amounts.items()}
-        for amounts in self._lost.values():
+        free = dict(self.offer.amounts)
+        for amounts in (*map(_amounts, self._held()), *self._lost.values()):
             for name, amount in amounts.items():
                 free[name] = free.get(name, 0) - amount
         return free

@@ -109,7 +109,7 @@ class HeldAttempts:
         self.given_up: set[tuple[str, int]] = set()  # Lost attempts that the store may still list as ours.
         self.doubted_at = -1e9  # When it was last unclear what the store lists as ours.
         self.freed: Counter[str] = Counter()  # Places at gates that ended attempts have left.
-        self.capacity = Capacity(offer, self._may_run)
+        self.capacity = Capacity(offer, self._claimed, self._may_run)
         self.has_freed_needs = False  # Whether an attempt with needs has ended since the last claim.
         self._by_id: dict[str, HeldAttempt] = {}
         self._is_claiming = False
@@ -132,8 +132,9 @@ class HeldAttempts:
     def add(self, claimed: Claimed, sent: float) -> None:
         """Add an attempt whose claim was sent at this time."""
         self._idle.clear()
-        if claimed.needs:
-            self.capacity.take(claimed)
+        earlier = self._by_id.get(claimed.job_id)
+        if earlier is not None and not earlier.is_ending:
+            self._give_up(earlier)
         self._by_id[claimed.job_id] = HeldAttempt(
             claimed, self.trusted_until(sent), claimed.log_bytes, since=sent, charged=claimed.reserved
         )
@@ -158,21 +159,25 @@ class HeldAttempts:
             del self._by_id[held.claimed.job_id]
             self.freed.update(held.claimed.gates)
             self.usage.ended(held)
-            if held.claimed.needs:
-                self.capacity.give_back(held.claimed)
-                self.has_freed_needs = True
+            self.has_freed_needs |= held.claimed.needs != ""
             self.on_removed(held)
 
     def lose(self, lost: Sequence[HeldAttempt], reason: str) -> None:
         """Abandon attempts whose leases are lost: kill their code and discard their reports."""
         for held in lost:
             self.child_pool.abandon(held.claimed.job_id, held.claimed.attempt)
-            self.given_up.add((held.claimed.job_id, held.claimed.attempt))
-            self.capacity.lose(held.claimed)
+            self._give_up(held)
             self.remove(held)
         self.doubt()
         emit(AttemptsLost(node=self._clock.node, job_ids=tuple(h.claimed.job_id for h in lost), reason=reason))
         self.note_idle()
+
+    def _give_up(self, held: HeldAttempt) -> None:
+        self.given_up.add((held.claimed.job_id, held.claimed.attempt))
+        self.capacity.lose(held.claimed)
+
+    def _claimed(self) -> Iterator[Claimed]:
+        return (held.claimed for held in self)
 
     def _may_run(self, job_id: str, attempt: int) -> bool:
         """Return whether the code of a lost attempt may still run, or the store may still list it as ours."""
