@@ -97,7 +97,8 @@ async def test_tenant_chooses_no_workers_and_learns_no_numbers(tmp_path: Path) -
         await store.nodes.beat(worker_node("small", offer={"cpu": 2}, offer_free={"cpu": 0}))
         made = await client.post("/api/tokens", json={"name": "a", "tenant": "acme", "role": "operator"})
         acme = {"Authorization": f"Bearer {made.json()['token']}"}
-        for wrong in ({"needs": {"cpu": 64}}, {"needs": {}}, {"labels": {"zone": "eu"}}):
+        chosen: list[dict[str, Any]] = [{"needs": {"cpu": 64}}, {"needs": {}}, {"labels": {"zone": "eu"}}]
+        for wrong in chosen:
             refused = await client.post("/api/jobs", json={"type": "report", **wrong}, headers=acme)
             assert refused.status_code == 403, wrong
         put = {"task": "report", "every": "1h", "needs": {"cpu": 64}}
