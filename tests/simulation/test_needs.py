@@ -222,13 +222,13 @@ def test_no_worker_ever_runs_more_than_it_offers() -> None:
 
 def test_worker_that_counts_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Capacity, "free", lambda self: dict(self.offer.amounts))
-    with pytest.raises(Violation, match="more .* used than offered"):
+    with pytest.raises(Violation, match=r"more .* used than offered"):
         run_virtual(_play(0))
 
 
 def test_worker_that_forgets_what_it_has_lost_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Capacity, "lose", lambda *_: None)
-    with pytest.raises(Violation, match="more .* used than offered"):
+    with pytest.raises(Violation, match=r"more .* used than offered"):
         for seed in range(8):
             run_virtual(_play(seed))
 
