@@ -1,9 +1,9 @@
-"""Needs under faults: real supervisors with offers and simulated children, lost answers, outages, crashes and cancels."""
+"""Needs under faults: real supervisors with offers and simulated children, lost answers, outages, crashes, cancels."""
 
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -205,14 +205,19 @@ async def _play(seed: int) -> Counter[str]:
         return world.onlooker.seen + world.checker.seen
 
 
-def test_no_worker_ever_runs_more_than_it_offers() -> None:
+def _play_all(seeds: Iterable[int]) -> Counter[str]:
     seen: Counter[str] = Counter()
-    for seed in SEEDS:
+    for seed in seeds:
         try:
             seen += run_virtual(_play(seed))
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise
+    return seen
+
+
+def test_no_worker_ever_runs_more_than_it_offers() -> None:
+    seen = _play_all(SEEDS)
     for what in (
         *("began", "answer lost", "cut off", "cancelled", "child killed", "child crashed with jobs"),
         *("a resource was used up", "a lease with needs", "running code with needs"),
@@ -229,8 +234,7 @@ def test_worker_that_counts_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -
 def test_worker_that_forgets_what_it_has_lost_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Capacity, "lose", lambda *_: None)
     with pytest.raises(Violation, match=r"more .* used than offered"):
-        for seed in range(8):
-            run_virtual(_play(seed))
+        _play_all(range(8))
 
 
 def test_worker_that_ignores_labels_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
