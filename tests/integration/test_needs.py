@@ -13,6 +13,7 @@ import pytest
 
 from headway import Headway, InvalidTask
 from headway.core.clock import Clock
+from headway.core.needs import read_amounts
 from headway.core.nodes import Node
 from headway.core.settings import Settings
 from headway.store import Store
@@ -178,7 +179,7 @@ def test_tasks_in_a_file_have_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     text = "cpu=2 memory=4294967296 zone:eu @9"
     assert app.tasks["backup"].defaults.needs_text == text
     assert app.declared["nightly"].needs_text == text
-    assert (app.settings.offer["cpu"], app.settings.labels) == (4000, {"zone": "eu"})
+    assert (app.settings.offer, app.settings.labels) == (read_amounts("cpu=4,memory=8G", "offer"), {"zone": "eu"})
     (tmp_path / "headway.toml").write_text('[tasks.backup]\ncommand = ["true"]\nneeds = {cpu = -2}\n')
     with pytest.raises(Exception, match=r"tasks\.backup: needs: cpu must be"):
         Headway(f"sqlite:///{tmp_path}/x.db", name="files")

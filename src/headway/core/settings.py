@@ -60,8 +60,8 @@ class Settings:
     concurrency: int = 100
     processes: int = 0
     queues: tuple[str, ...] = ()
-    offer: Amounts = field(default_factory=dict)  # What jobs with needs may use here, in thousandths.
-    labels: dict[str, str] = field(default_factory=dict)
+    offer: Amounts | None = None  # What jobs with needs may use here, in thousandths.
+    labels: dict[str, str] | None = None
     app_version: str | None = None
     child_max_jobs: int = 0
     child_max_memory: int = 0

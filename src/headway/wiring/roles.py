@@ -77,7 +77,7 @@ def worker_node(
         lease=settings.worker_lease,
         poll=settings.poll,
         queues=settings.queues,
-        offer=Offer(settings.offer, settings.labels, settings.app_version),
+        offer=Offer(settings.offer or {}, settings.labels or {}, settings.app_version),
         live=live_of(settings, clock),
         hints=world.dispatch,
     )
