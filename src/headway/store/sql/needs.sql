@@ -36,7 +36,7 @@ from {rows lanes as r (of_tenant text, of_key text, of_task text)};
 -- name: waiting_needs
 -- Find the next classes with ready jobs after a queue and its needs, by a loose scan of the index of ready jobs.
 with recursive found (queue, needs, step) as (
-  select cast(:queue as text) {bytewise}, cast(:needs as text) {bytewise}, 0
+  select cast(:queue as text), cast(:needs as text) {bytewise}, 0
   union all
   select
     coalesce(
@@ -57,7 +57,7 @@ select queue, needs from found where queue is not null and step > 0 limit :limit
 -- name: parked_needs
 -- Find the next classes with jobs that are parked because no worker offered what they need.
 with recursive found (queue, needs, step) as (
-  select cast(:queue as text) {bytewise}, cast(:needs as text) {bytewise}, 0
+  select cast(:queue as text), cast(:needs as text) {bytewise}, 0
   union all
   select
     coalesce(
