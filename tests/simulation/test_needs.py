@@ -86,8 +86,8 @@ class _Worker:
             clock=seat.clock,
             lease=settings.worker_lease,
             poll=settings.poll,
-            offer=Offer(amounts, labels),
         )
+        supervisor.offer(Offer(amounts, labels))
         self.node = EngineNode(world_of(seat.store), settings, seat.clock, schedules=False, supervisor=supervisor)
         self.task = asyncio.get_running_loop().create_task(self.node.run())
 

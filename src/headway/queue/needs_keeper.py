@@ -10,7 +10,8 @@ from typing import Final
 from headway.core.clock import Clock
 from headway.core.instants import MINUTE, SECOND
 from headway.core.needs import missing_words, parse_needs
-from headway.core.ports import NeedsUpkeep, NodeRegistry
+from headway.core.ports import NodeRegistry
+from headway.core.upkeep_ports import NeedsUpkeep
 from headway.core.worker_offers import WorkerOffer, offers_of
 
 LOOK_EVERY_S: Final = 5.0

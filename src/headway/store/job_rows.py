@@ -176,12 +176,7 @@ def _unreadable_args(args: object) -> str:
 
 
 def read_claimed(
-    row: Iterable[Any],
-    *,
-    gates: tuple[str, ...] = (),
-    share: str | None = None,
-    reserved: Duration = 0,
-    needs: str = "",
+    row: Iterable[Any], *, gates: tuple[str, ...] = (), share: str | None = None, reserved: Duration = 0
 ) -> Claimed:
     """Read a claimed job; an undecodable row is marked `unreadable`, and other rows are unaffected."""
     (
@@ -239,7 +234,6 @@ def read_claimed(
         gates=gates,
         share=share,
         reserved=reserved,
-        needs=needs,
     )
 
 

@@ -135,7 +135,9 @@ class LaneClaims:
         *columns, _, apart_for = rows[0]
         is_charged = needs or lane != USUAL or not rules.limited_queues().isdisjoint({queue, "*"})
         share = lane.tenant if is_charged else None
-        claimed = read_claimed(columns, gates=_counting(gates), share=share, needs=needs)
+        claimed = read_claimed(columns, gates=_counting(gates), share=share)
+        if needs:
+            claimed = msgspec.structs.replace(claimed, needs=needs)
         return claimed, count_in(apart_for, APART_MAX)
 
     def startable(self, suspects: Rows) -> Transaction[Rows]:
@@ -375,8 +377,8 @@ class _Claim:
             share = self.shares[lane.tenant]
             gates = _counting({name: self.gates[name] for name in self._gates_of(lane)})
             reserved = share.charge * share.weight
-            more = read_claimed(columns, gates=gates, share=lane.tenant, reserved=reserved, needs=request.needs)
-            self.jobs.append(more)
+            claimed = read_claimed(columns, gates=gates, share=lane.tenant, reserved=reserved)
+            self.jobs.append(msgspec.structs.replace(claimed, needs=request.needs) if request.needs else claimed)
         self.taken += got
         self.short |= {lane for lane, most in plan.most.items() if got[lane] < most}
         for lane, count in got.items():

@@ -331,7 +331,6 @@ def job_of(
     Values that were too large to be read with the job are null, and named in `omitted`.
     """
     detail = read_detail(job)
-    needs, labels, pinned_to = shown_needs(job.needs)
     return kind(
         id=job.id,
         type=job.task,
@@ -359,9 +358,7 @@ def job_of(
         key=job.key,
         tags=list(job.tags),
         limit=job.limit_key or None,
-        needs=needs or None,
-        labels=labels or None,
-        pinned_to=pinned_to,
+        **_needs_of(job),
         schedule=job.schedule_name,
         occurrence_at=stamp(job.occurrence_at),
         batch=None,
@@ -380,6 +377,11 @@ def job_of(
         why=glance(job, now, node_name) if why is None else why,
         eta_seconds=eta_seconds(job, now),
     )
+
+
+def _needs_of(job: jobs.Job) -> dict[str, Any]:
+    needs, labels, pinned_to = shown_needs(job.needs) if job.needs else ({}, {}, None)
+    return {"needs": needs or None, "labels": labels or None, "pinned_to": pinned_to}
 
 
 def set_outlook(

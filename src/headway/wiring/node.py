@@ -32,18 +32,10 @@ from headway.core.events import subscribed
 from headway.core.instants import SECOND
 from headway.core.json_values import JsonObject
 from headway.core.nodes import Node
-from headway.core.ports import (
-    AuditLogPruning,
-    Housekeeping,
-    LaneUpkeep,
-    Leases,
-    NeedsUpkeep,
-    NodeRegistry,
-    SchedulerLedger,
-    WakeUps,
-)
+from headway.core.ports import Housekeeping, Leases, NodeRegistry, SchedulerLedger, WakeUps
 from headway.core.process_metrics import ProcessMetrics
 from headway.core.settings import Settings
+from headway.core.upkeep_ports import AuditLogPruning, LaneUpkeep, NeedsUpkeep
 from headway.queue.announcer import Dispatch
 from headway.queue.janitor import Janitor
 from headway.queue.lane_keeper import LaneKeeper

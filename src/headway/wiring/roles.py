@@ -77,10 +77,10 @@ def worker_node(
         lease=settings.worker_lease,
         poll=settings.poll,
         queues=settings.queues,
-        offer=Offer(settings.offer or {}, settings.labels or {}, settings.app_version),
         live=live_of(settings, clock),
         hints=world.dispatch,
     )
+    supervisor.offer(Offer(settings.offer or {}, settings.labels or {}, settings.app_version))
     return EngineNode(
         world, settings, clock, version=version, schedules=schedules, supervisor=supervisor, attention=attention
     )

@@ -14,10 +14,8 @@ from headway.core.needs import Amounts, Needs, Offer, parse_needs, times
 class Capacity:
     """What a worker offers, and what its attempts use of it."""
 
-    def __init__(
-        self, offer: Offer, held: Callable[[], Iterable[Claimed]], may_run: Callable[[str, int], bool]
-    ) -> None:
-        self.offer = offer
+    def __init__(self, held: Callable[[], Iterable[Claimed]], may_run: Callable[[str, int], bool]) -> None:
+        self.offer = Offer()
         self._held = held
         self._may_run = may_run  # Whether the code of a lost attempt may still run, or its lease hold.
         self._lost: dict[tuple[str, int], Amounts] = {}

@@ -15,12 +15,10 @@ from headway.core.clock import Clock
 from headway.core.events import AttemptsLost, emit
 from headway.core.instants import SECOND, Duration, Instant
 from headway.core.jobs import Claimed, Report
-from headway.core.needs import Offer
 from headway.core.ports import Charge, Latest
 from headway.worker.capacity import Capacity
 from headway.worker.child_pool_port import ChildPoolPort
 
-NO_OFFER: Final = Offer()
 QUIET_S: Final = 5.0  # Loops that this process wakes itself rest this long; such a wake-up cannot get lost.
 
 
@@ -97,7 +95,7 @@ class Usage:
 class HeldAttempts:
     """Hold this worker's attempts, know how long their leases are trusted, and whether the worker is idle."""
 
-    def __init__(self, child_pool: ChildPoolPort, *, clock: Clock, lease: Duration, offer: Offer = NO_OFFER) -> None:
+    def __init__(self, child_pool: ChildPoolPort, *, clock: Clock, lease: Duration) -> None:
         self.child_pool = child_pool
         self.lease = lease
         self._clock = clock
@@ -109,7 +107,7 @@ class HeldAttempts:
         self.given_up: set[tuple[str, int]] = set()  # Lost attempts that the store may still list as ours.
         self.doubted_at = -1e9  # When it was last unclear what the store lists as ours.
         self.freed: Counter[str] = Counter()  # Places at gates that ended attempts have left.
-        self.capacity = Capacity(offer, self._claimed, self._may_run)
+        self.capacity = Capacity(self._claimed, self._may_run)
         self.has_freed_needs = False  # Whether an attempt with needs has ended since the last claim.
         self._by_id: dict[str, HeldAttempt] = {}
         self._is_claiming = False

@@ -30,7 +30,7 @@ from headway.core.ports import Live, Work
 from headway.core.worker_offers import offer_state
 from headway.worker.child_pool_port import ChildPoolPort
 from headway.worker.claimer import Claimer
-from headway.worker.held import NO_OFFER, QUIET_S, HeldAttempts
+from headway.worker.held import QUIET_S, HeldAttempts
 from headway.worker.hints import HintSource, HintTaker
 from headway.worker.ipc import StoreRequest
 from headway.worker.leases import LeaseExtender, LeaseWatchdog
@@ -52,7 +52,6 @@ class Supervisor:
         lease: Duration,
         poll: Duration,
         queues: Sequence[str] = (),
-        offer: Offer = NO_OFFER,
         live: Live | None = None,
         hints: HintSource | None = None,
     ) -> None:
@@ -68,7 +67,7 @@ class Supervisor:
                 return None
             return HintTaker(hints, claimer, clock=clock, poll_s=poll_s, wake=hinted.set)
 
-        self._held = held = HeldAttempts(child_pool, clock=clock, lease=lease, offer=offer)
+        self._held = held = HeldAttempts(child_pool, clock=clock, lease=lease)
         self.reporter = Reporter(work, held, clock=clock, wake=reports.set, live=live)
         self.settler = Settler(work, held, self.reporter, clock=clock, wake=settles.set)
         self.claimer = Claimer(
@@ -104,6 +103,10 @@ class Supervisor:
         if self._held.freed or self._held.has_freed_needs or (was_closed and not self.claimer.keeps_others_out):
             self.claimer.wake()
         return rest_s
+
+    def offer(self, offer: Offer) -> None:
+        """Set what jobs with needs may use here; without it, no such job is claimed."""
+        self._held.capacity.offer = offer
 
     # --- state
 
