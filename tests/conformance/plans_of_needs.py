@@ -7,6 +7,7 @@ from headway.core.instants import MINUTE
 
 CLASS = {"queue": "default", "needs": "cpu=2"}
 AFTER = {**CLASS, "limit": 500}
+UNUSED = json.dumps([{"in_queue": "default", "for_needs": "cpu=2", "of_tenant": "t-7", "most": 1}])
 LANES = json.dumps([{"of_tenant": "default", "of_key": "", "of_task": ""}])
 
 # Statements of every second of a worker with an offer, and of the housekeeping.
@@ -17,7 +18,7 @@ HOT: dict[str, dict[str, Any]] = {
     "parked_needs": AFTER,
     "claim_unoffered": {**CLASS, "node": "n", "lease": MINUTE, "limit": 500},
     "unpark_needs": AFTER,
-    "prune_shares": {"shares": json.dumps([{"in_queue": "default", "for_needs": "cpu=2", "of_tenant": "t-7"}])},
+    "prune_shares": {"shares": UNUSED, "most": 1},
 }
 ORDERED = {"open_classes", "waiting_needs", "parked_needs", "lane_heads"}
 BY: dict[str, str] = {

@@ -80,8 +80,8 @@ def _prune(retention: Duration, limit: int) -> Transaction[int]:
     leases = yield call("prune_leases", age=_LEASES_KEPT, limit=limit)
     gates = yield call("prune_gates", age=_GATES_KEPT, limit=limit)
     lanes = yield call("prune_lanes", age=_GATES_KEPT, limit=limit)
-    unused = [dict(zip(_CLASS, row, strict=True)) for row in lanes if row["for_needs"]]
-    shares = (yield call("prune_shares", shares=as_json(unused))) if unused else []
+    unused = [{**dict(zip(_CLASS, row, strict=True)), "most": 1} for row in lanes if row["for_needs"]]
+    shares = (yield call("prune_shares", shares=as_json(unused), most=1)) if unused else []
     nodes = yield call("prune_nodes", age=_NODES_KEPT)
     yield from keep_tallies(nodes)
     windows = yield call("prune_windows", limit=limit)

@@ -99,13 +99,12 @@ returning id, {notify_waiting};
 
 -- name: prune_shares
 -- Delete what tenants have used of classes without lanes; the shares of jobs without needs stay.
-with old as materialized (
-  select s.queue, s.needs, s.tenant from {each shares as r (in_queue text, for_needs text, of_tenant text)}
-    headway_shares as h where h.queue = r.in_queue and h.needs = r.for_needs and h.tenant = r.of_tenant and h.open = 0
-      and not exists (
-        select 1 from headway_lanes l where l.queue = r.in_queue and l.needs = r.for_needs and l.tenant = r.of_tenant
-      )
-    limit 1 {skip_locked}
-  {end_each headway_shares as s}
-)
-delete from headway_shares where (queue, needs, tenant) in (select queue, needs, tenant from old) returning tenant;
+delete from headway_shares
+where {picked shares as r (in_queue text, for_needs text, of_tenant text, most integer)} from headway_shares
+  where queue = r.in_queue and needs = r.for_needs and tenant = r.of_tenant and open = 0
+    and not exists (
+      select 1 from headway_lanes l where l.queue = r.in_queue and l.needs = r.for_needs and l.tenant = r.of_tenant
+    )
+  {picked_limit}
+{end_picked}
+returning tenant;
