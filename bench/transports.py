@@ -255,6 +255,10 @@ class _Instant:
     def abandon(self, job_id: str, attempt: int) -> None:
         """Do nothing: no job runs long enough to be abandoned."""
 
+    def is_stopping(self, job_id: str, attempt: int) -> bool:
+        """Return that no abandoned job runs."""
+        return False
+
     def release_waiting(self, reason: str) -> None:
         """Do nothing: no job waits."""
 

@@ -73,7 +73,7 @@ export function draftOf(schedule: Schedule): Draft {
 }
 
 // Fields that the form does not show are kept.
-const KEPT = ["queue_limit", "grace", "catch_up_limit", "catch_up_rate", "start", "end", "callback_url", "expires", "limit"] as const;
+const KEPT = ["queue_limit", "grace", "catch_up_limit", "catch_up_rate", "start", "end", "callback_url", "expires", "limit", "needs", "labels", "version"] as const;
 
 /** Build the PUT body of a draft, with the arguments verbatim. Throws if they are not a JSON object. */
 export function bodyOf(draft: Draft, before: Schedule | null): string {

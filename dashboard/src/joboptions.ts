@@ -1,6 +1,6 @@
 /** The options that a job was enqueued with, as far as the job shows them: from the fields of the request, so a new one needs nothing here. */
 import type { Options } from "./cli.ts";
-import type { Json } from "./exact.ts";
+import { ExactNumber, type Json } from "./exact.ts";
 import { NEW_JOB_FIELDS, type Job } from "./types.ts";
 
 type Option = (typeof NEW_JOB_FIELDS)[number];
@@ -10,7 +10,7 @@ export type JobOptions = { [name in Option]?: Json };
 const OWN: ReadonlySet<Option> = new Set<Option>(["args", "key", "metadata", "run_at"]);
 /** Options that the page of a job shows in its own words. */
 const SHOWN: ReadonlySet<Option> = new Set<Option>(["type", "queue", "priority", "tenant", "max_attempts", "timeout", "tags"]);
-const FLAGS: JobFlags = { tags: "tag", timeout: "job-timeout" };
+const FLAGS: JobFlags = { tags: "tag", timeout: "job-timeout", needs: "need", labels: "label" };
 type JobFlags = { readonly [name in Option]?: string };
 
 /** Return the options that another job like this one is given. */
@@ -23,7 +23,14 @@ export function optionsOf(job: Job, withTenant: boolean): JobOptions {
 /** Return the same as options of the command line, but for the task, which is an argument there. */
 export function jobFlags(options: JobOptions): Options {
   const named = Object.entries(options).filter(([name]) => name !== "type") as [Option, Json][];
-  return Object.fromEntries(named.map(([name, value]) => [FLAGS[name] ?? name.replaceAll("_", "-"), Array.isArray(value) ? value.map(String) : String(value)]));
+  return Object.fromEntries(named.map(([name, value]) => [FLAGS[name] ?? name.replaceAll("_", "-"), flagOf(value)]));
+}
+
+/** Write a value as a flag takes it: an object as `name=value`, several times. */
+function flagOf(value: Json): string | string[] {
+  if (Array.isArray(value)) return value.map(String);
+  if (value !== null && typeof value === "object" && !(value instanceof ExactNumber)) return Object.entries(value).map(([name, one]) => `${name}=${String(one)}`);
+  return String(value);
 }
 
 /** Return the options that the page of a job does not show in its own words, each with a title. */

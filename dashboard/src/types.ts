@@ -350,6 +350,12 @@ export interface Job {
   tags: string[];
   /** the limit that it names */
   limit: string | null;
+  /** what a worker must offer, by name */
+  needs: { [name: string]: Json } | null;
+  /** the labels that a worker must have */
+  labels: { [name: string]: string } | null;
+  /** the version of the code that a worker must have */
+  pinned_to: string | null;
   schedule: string | null;
   occurrence_at: string | null;
   batch: string | null;
@@ -651,6 +657,9 @@ export interface NamedSchedule {
   callback_url?: string | null;
   expires?: string | number | null;
   limit?: string | null;
+  needs?: { [name: string]: number | string } | null;
+  labels?: { [name: string]: string } | null;
+  version?: string | null;
   name: string;
 }
 
@@ -671,6 +680,8 @@ export interface NewJob {
   tags?: string[] | null;
   metadata?: { [name: string]: Json } | null;
   limit?: string | null;
+  needs?: { [name: string]: number | string } | null;
+  labels?: { [name: string]: string } | null;
   debounce?: string | number | null;
   max_wait?: string | number | null;
   throttle?: string | number | null;
@@ -931,6 +942,12 @@ export interface Schedule {
   callback_url: string | null;
   expires: string | null;
   limit: string | null;
+  /** what a worker must offer, by name */
+  needs: { [name: string]: Json } | null;
+  /** the labels that a worker must have */
+  labels: { [name: string]: string } | null;
+  /** the version of the code that its jobs are pinned to */
+  version: string | null;
   owner: string;
   /** its ETag; grows with every change */
   revision: number;
@@ -988,6 +1005,9 @@ export interface ScheduleBody {
   callback_url?: string | null;
   expires?: string | number | null;
   limit?: string | null;
+  needs?: { [name: string]: number | string } | null;
+  labels?: { [name: string]: string } | null;
+  version?: string | null;
 }
 
 /** The outcome, or planned outcome, for one of many schedules. */
@@ -1218,6 +1238,12 @@ export interface TriggeredJob {
   tags: string[];
   /** the limit that it names */
   limit: string | null;
+  /** what a worker must offer, by name */
+  needs: { [name: string]: Json } | null;
+  /** the labels that a worker must have */
+  labels: { [name: string]: string } | null;
+  /** the version of the code that a worker must have */
+  pinned_to: string | null;
   schedule: string | null;
   occurrence_at: string | null;
   batch: string | null;
@@ -1304,7 +1330,14 @@ export interface Worker {
   children: number;
   queues: string[];
   tasks: string[];
+  /** what jobs with needs may use here, by name */
+  offer: { [name: string]: Json };
+  /** what of it is free */
+  offer_free: { [name: string]: Json };
+  labels: { [name: string]: string };
+  /** the version of its code, for pinned jobs */
+  app_version: string | null;
 }
 
 /** The fields of NewJob. */
-export const NEW_JOB_FIELDS = ["type", "args", "delay", "run_at", "queue", "priority", "key", "tenant", "callback_url", "max_attempts", "timeout", "expires", "tags", "metadata", "limit", "debounce", "max_wait", "throttle", "unique"] as const;
+export const NEW_JOB_FIELDS = ["type", "args", "delay", "run_at", "queue", "priority", "key", "tenant", "callback_url", "max_attempts", "timeout", "expires", "tags", "metadata", "limit", "needs", "labels", "debounce", "max_wait", "throttle", "unique"] as const;

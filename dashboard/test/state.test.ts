@@ -111,7 +111,7 @@ test("attempts on one line of time", () => {
   assert.deepEqual(over.map((row) => [row.ran, row.held]), [[3_000, 0]]);
 });
 
-const SCHEDULE: Schedule = { name: "daily", task: "report", trigger: { kind: "cron", expr: "0 6 * * *", tz: "Europe/Berlin", dst: "shift" }, rule: "", args: { n: 1 }, tenant: "default", queue: "default", priority: 0, max_attempts: 1, backoff: null, tags: ["a"], overlap: "skip", queue_limit: 1, missed: "latest", deadline: null, grace: "1m", catch_up_limit: 100, catch_up_rate: null, jitter: "0s", start: null, end: null, expect: null, callback_url: null, expires: null, limit: null, owner: "", revision: 1, created_at: "", decided_through: "", next_at: "2027-01-01T00:00:00Z", paused: false, pause: null, attention: null, failing: 0 };
+const SCHEDULE: Schedule = { name: "daily", task: "report", trigger: { kind: "cron", expr: "0 6 * * *", tz: "Europe/Berlin", dst: "shift" }, rule: "", args: { n: 1 }, tenant: "default", queue: "default", priority: 0, max_attempts: 1, backoff: null, tags: ["a"], overlap: "skip", queue_limit: 1, missed: "latest", deadline: null, grace: "1m", catch_up_limit: 100, catch_up_rate: null, jitter: "0s", start: null, end: null, expect: null, callback_url: null, expires: null, limit: null, needs: null, labels: null, version: null, owner: "", revision: 1, created_at: "", decided_through: "", next_at: "2027-01-01T00:00:00Z", paused: false, pause: null, attention: null, failing: 0 };
 
 test("a definition goes through the form unchanged, and its arguments keep their digits", () => {
   const draft = draftOf(SCHEDULE);

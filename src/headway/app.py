@@ -56,12 +56,15 @@ class Headway(Connections, TaskRegistry):
         name: str | None = None,
         coordination: str | None = None,
         transport: str | None = None,
+        version: str | None = None,
         settings: Settings | None = None,
     ) -> None:
-        chosen = settings or Settings.load({"store": store, "coordination": coordination, "transport": transport})
+        given = {"store": store, "coordination": coordination, "transport": transport, "app_version": version}
+        chosen = settings or Settings.load(given)
         name = check_name(name or _calling_module(), "app name")
         Connections.__init__(self, chosen, Clock(node=f"app:{name}"))
-        TaskRegistry.__init__(self, name, Definitions.load() if settings is None else Definitions())
+        file = Definitions.load() if settings is None else Definitions()
+        TaskRegistry.__init__(self, name, file, chosen.app_version)
         self._file.add_tasks(self)
 
     async def __aenter__(self) -> "Headway":

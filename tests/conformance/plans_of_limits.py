@@ -21,7 +21,7 @@ COUNTED = json.dumps(
     ]
 )
 CHARGES = json.dumps(
-    [{"in_queue": "default", "of_tenant": "t-7", "more": 5, "took": 5, "jobs": 1}],
+    [{"in_queue": "default", "for_needs": "", "of_tenant": "t-7", "more": 5, "took": 5, "jobs": 1}],
 )
 QUEUES = json.dumps([{"in_queue": "default", "for_needs": ""}])
 PLACES = json.dumps([{"in_queue": "default", "for_needs": "", "of_tenant": "t-7"}])
@@ -55,7 +55,7 @@ HOT: dict[str, dict[str, Any]] = {
     "mark_shares": {**HERE, "shares": '[{"of_tenant": "t-7", "charge": 5}]'},
     "mark_gates": {"gates": GATES},
     "lock_shares": {"shares": SHARES},
-    "charge": {"needs": "", "cost": 1, "charges": CHARGES},
+    "charge": {"cost": 1, "charges": CHARGES},
     "suspect": {"id": JOB},
     "waiting_gates": {"after": "", "limit": 200},
     "relabel": {"after": "", "limit": 5_000},

@@ -15,7 +15,7 @@ import pytest
 from headway.core.instants import DAY, HOUR, MINUTE
 from headway.store.sqlite import SqliteConnection
 from headway.store.statements import POSTGRES, SQLITE, catalogue, migrations, positional
-from tests.conformance import plans_of_limits
+from tests.conformance import plans_of_limits, plans_of_needs
 from tests.conformance.conftest import Databases
 from tests.support.waiting import DEADLINE_S
 
@@ -167,7 +167,7 @@ HOT: dict[str, dict[str, Any]] = {
     "failed_jobs": {"ids": IDS, "largest": 4_096},
     "any_expired": {},
     "expired": {"limit": 500},
-    "apart": {"tasks": '["t-1"]', "queues": "[]", "any_queue": 1, "limit": 50},
+    "apart": {"tasks": '["t-1"]', "queues": "[]", "any_queue": 1, "unfit": "[]", "limit": 50},
     "claim_apart": {"id": JOB, "node": "n", "lease": MINUTE, "held": 0},
     "held_by_node": {"node": "n-1", "limit": 10_000},
     "beside": {"nodes": '[{"lost_node": "n-1", "since": 7}, {"lost_node": "n-2", "since": 7}]', "limit": 10_000},
@@ -227,6 +227,7 @@ HOT: dict[str, dict[str, Any]] = {
     "release": {"leases": '[{"lease_name": "scheduler/0", "lease_token": 5}]', "holder": "n"},
     "fence": {"names": '["scheduler/0"]', "holder": "n"},
     **plans_of_limits.HOT,
+    **plans_of_needs.HOT,
     "open_windows": {
         "windows": '[{"tenant": "default", "key": "key-7", "kind": "unique", "task": "t", "job_id": "j", "span": 1}]'
     },
@@ -256,6 +257,7 @@ ORDERED = {
     "log_newest",
     "dead_letters_page",
     *plans_of_limits.ORDERED,
+    *plans_of_needs.ORDERED,
     "prune_windows",
 }
 KEY = "headway_jobs_pkey|sqlite_autoindex_headway_jobs_1"
@@ -283,6 +285,7 @@ BY: dict[str, str] = {
     "log_newest": "headway_log_job",
     "prune_log": "headway_log_job",
     **plans_of_limits.BY,
+    **plans_of_needs.BY,
 }
 # They must also be planned well when a full table was empty a minute ago.
 UNDER_LOAD = (
@@ -309,6 +312,7 @@ UNDER_LOAD = (
     "job",
     "cancel",
     *plans_of_limits.UNDER_LOAD,
+    *plans_of_needs.UNDER_LOAD,
 )
 # Statements for people, run manually or rarely, and those on small tables.
 COLD = {
@@ -348,7 +352,7 @@ BIG = (
     "headway_(?:jobs|schedules|occurrences|attempts|events|revisions|leases|log|steps|lanes|shares|gates|rings|windows)"
 )
 # Partial indexes that hold only waiting or running jobs: scanning one reads only pending work.
-SMALL = "headway_jobs_(?:lane|waiting|blocked|leased|apart)|headway_schedules_delay"
+SMALL = "headway_jobs_(?:lane|waiting|blocked|leased|apart|parked_needs)|headway_schedules_delay"
 
 
 def test_every_statement_is_hot_or_cold() -> None:

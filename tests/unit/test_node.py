@@ -386,6 +386,9 @@ class ChildPool:
         if job_id in self.running:
             self.running.pop(job_id).cancel()
 
+    def is_stopping(self, job_id: str, attempt: int) -> bool:
+        return False
+
     def release_waiting(self, reason: str) -> None:
         pass
 

@@ -4,6 +4,8 @@ It is a node like the others: it sends heartbeats and does its share of the hous
 no app; with one it knows the defaults of the app's tasks, otherwise it reads what workers register.
 """
 
+from dataclasses import replace
+
 from headway.cli.log import EventLog
 from headway.cli.serve import HostOption, PortOption
 from headway.cli.session import Session, new_command
@@ -18,6 +20,8 @@ async def api(session: Session, host: HostOption = None, port: PortOption = None
     """
     settings = session.settings(host=host, port=port)
     app = session.app()
+    if app is not None:
+        settings = replace(settings, app_version=app.version)
     log = EventLog.on_stderr(as_json=session.as_json)
     await run_api(settings, {} if app is None else app.tasks, log)
 

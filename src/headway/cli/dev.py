@@ -15,6 +15,7 @@ import typer
 
 from headway.cli import subprocesses
 from headway.cli.log import EventLog
+from headway.cli.serve import LabelOption, OfferOption, joined
 from headway.cli.session import Session, new_command
 from headway.core.clock import Clock
 from headway.core.events import ChildEnded, ChildStarted, Draining, EngineEvent, TermLost, TermWon
@@ -33,6 +34,8 @@ async def dev(
     session: Session,
     path: Annotated[str | None, typer.Argument(metavar="MODULE:APP", help="The same as --app.")] = None,
     watch: Annotated[Path, typer.Option("--watch", metavar="FOLDER", help="Where its source files are.")] = Path(),
+    offer: OfferOption = None,
+    label: LabelOption = None,
 ) -> None:
     """Run your app while you write it: decide its schedules, run its jobs, reload on change.
 
@@ -40,12 +43,14 @@ async def dev(
     configured store, by default sqlite:///headway.db in this folder. Ctrl-C ends it.
     """
     options = {"app_path": path or session.app_path, "store_url": session.store_url, "as_json": session.as_json}
+    settings = {"offer": offer, "labels": joined(label)}
+    session.loaded(**settings)  # Wrong ones are said once, here.
     log = EventLog.on_stderr(as_json=session.as_json)
     stopping, clock = asyncio.Event(), Clock()
     with stopped_by_signals(stopping, log):
         while not stopping.is_set():
             seen = snapshot(watch)
-            child = await subprocesses.start("headway.cli.dev:run_child", options)
+            child = await subprocesses.start("headway.cli.dev:run_child", {**options, "settings": settings})
             changed = await _watch(child, watch, seen, log, stopping)
             await subprocesses.stop(child)
             if changed:
@@ -129,8 +134,9 @@ class DevLog(EventLog):
 
 
 async def _serve(options: dict[str, Any], stopping: asyncio.Event) -> None:
+    flags = options.pop("settings")
     session = Session(**options)
-    settings = session.loaded(grace=GRACE)
+    settings = session.loaded(grace=GRACE, **flags)
     log = DevLog.on_stderr(as_json=session.as_json)
     await run_worker(settings, log, store=session.store_url, schedules=True, api="may", stopping=stopping)
 

@@ -14,6 +14,7 @@ from headway.core.access import COMMAND_LINE
 from headway.core.clock import Clock
 from headway.core.errors import DefinitionError, TaskNotFound
 from headway.core.instants import parse_duration, parse_start
+from headway.core.needs import numbers, read_amounts, read_labels
 from headway.wire.jobs import NewJob
 from headway.wiring.local_operations import OpenStore, read_time
 
@@ -70,6 +71,15 @@ async def enqueue(
         str | None,
         typer.Option("--limit", metavar="NAME", help="The limit of the job; account-{id} inserts the argument id."),
     ] = None,
+    need: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--need", metavar="K=V", help="What a worker must offer: cpu=2, memory=4G. Several times, or with commas."
+        ),
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", metavar="K=V", help="A label that a worker must have: zone=eu.")
+    ] = None,
     callback_url: Annotated[
         str | None,
         typer.Option("--callback-url", metavar="URL", help="URL that is notified when it ends, like a webhook."),
@@ -107,6 +117,8 @@ async def enqueue(
         timeout=job_timeout,
         callback_url=callback_url,
         limit=limit,
+        needs=None if need is None else numbers(read_amounts(",".join(need), "--need")),
+        labels=None if label is None else read_labels(",".join(label), "--label"),
         **windows,
     )
     if job.has_window:  # The key names the window; it is not an idempotency key.

@@ -56,6 +56,16 @@ WorkerLeaseOption = Annotated[
         "--worker-lease", metavar="DURATION", help="Worker lease: how long until a silent worker loses its jobs."
     ),
 ]
+OfferOption = Annotated[
+    str | None,
+    typer.Option("--offer", metavar="K=V,…", help="What jobs with needs may use here: cpu=8,memory=32G (nothing)."),
+]
+LabelOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--label", "--labels", metavar="K=V", help="A label of this worker: zone=eu. Several times, or with commas."
+    ),
+]
 HostOption = Annotated[
     str | None,
     typer.Option("--host", metavar="ADDRESS", help="Bind address of the API (127.0.0.1); others require a token."),
@@ -66,6 +76,11 @@ PortOption = Annotated[
 GraceOption = Annotated[
     str | None, typer.Option("--grace", metavar="DURATION", help="How long running jobs may take after SIGTERM.")
 ]
+
+
+def joined(labels: list[str] | None) -> str | None:
+    """Return labels that were given one by one as one setting."""
+    return None if labels is None else ",".join(labels)
 
 
 async def scheduler(
@@ -96,6 +111,8 @@ async def worker(
     queues: QueuesOption = None,
     concurrency: ConcurrencyOption = None,
     processes: ProcessesOption = None,
+    offer: OfferOption = None,
+    label: LabelOption = None,
     worker_lease: WorkerLeaseOption = None,
     grace: GraceOption = None,
     node: NodeOption = None,
@@ -112,6 +129,8 @@ async def worker(
         queues=queues,
         concurrency=concurrency,
         processes=processes,
+        offer=offer,
+        labels=joined(label),
         worker_lease=worker_lease,
         grace=grace,
         poll=poll,
@@ -125,6 +144,8 @@ async def serve(
     queues: QueuesOption = None,
     concurrency: ConcurrencyOption = None,
     processes: ProcessesOption = None,
+    offer: OfferOption = None,
+    label: LabelOption = None,
     worker_lease: WorkerLeaseOption = None,
     grace: GraceOption = None,
     node: NodeOption = None,
@@ -145,6 +166,8 @@ async def serve(
         queues=queues,
         concurrency=concurrency,
         processes=processes,
+        offer=offer,
+        labels=joined(label),
         worker_lease=worker_lease,
         grace=grace,
         coordination_mode=coordination_mode,

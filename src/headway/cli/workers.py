@@ -10,6 +10,7 @@ from headway.cli.parsing import TimeoutOption, read_timeout
 from headway.cli.session import Session, command, new_group
 from headway.cli.text import away, clean, span
 from headway.core.instants import Instant, parse_instant
+from headway.core.needs import Needs, Offer, amount_words
 from headway.operations.everything import Operations
 from headway.operations.verbs import pages
 from headway.wire.nodes import Worker
@@ -35,17 +36,34 @@ async def list_(session: Session) -> None:
         Column("running", right=True),
         Column("queues", wraps=True),
         Column("tasks", wraps=True),
+        *([Column("offer (free)", wraps=True)] if any(_offers(worker) for worker in found) else []),
         Column("alive for", "time"),
         Column("heard", "quiet", spare=True),
         Column("id", "quiet", spare=True),
     ]
     if found:
-        session.out.table(columns, [_row(worker, now) for worker in found])
+        session.out.table(
+            columns, [_row(worker, now, with_offer=any(_offers(one) for one in found)) for worker in found]
+        )
     else:
         session.out.say("no worker is alive; start one with `headway worker --app MODULE:APP`")
 
 
-def _row(worker: Worker, now: Instant) -> tuple[object, ...]:
+def _offers(worker: Worker) -> bool:
+    return bool(worker.offer or worker.labels or worker.app_version)
+
+
+def _offer_words(worker: Worker) -> str:
+    """Say what of the offer is free: `cpu 6/8, memory 28G/32G, zone=eu, version 1.4.2`."""
+    offer = Offer.read(worker.offer, worker.labels, worker.app_version)
+    free = {name: round(free * 1000) for name, free in worker.offer_free.items()}
+    amounts = [
+        f"{name} {amount_words(free.get(name, 0))}/{amount_words(amount)}" for name, amount in offer.amounts.items()
+    ]
+    return ", ".join([*amounts, *Needs({}, offer.labels, offer.version).parts()])
+
+
+def _row(worker: Worker, now: Instant, *, with_offer: bool) -> tuple[object, ...]:
     tasks = ", ".join(worker.tasks[:NAMES_SHOWN])
     more = f" and {len(worker.tasks) - NAMES_SHOWN:,} more" if len(worker.tasks) > NAMES_SHOWN else ""
     return (
@@ -54,6 +72,7 @@ def _row(worker: Worker, now: Instant) -> tuple[object, ...]:
         f"{worker.running:,}/{worker.slots:,}",
         "all" if "*" in worker.queues else ", ".join(worker.queues),
         tasks + more,
+        *((_offer_words(worker),) if with_offer else ()),
         span(max(0, now - parse_instant(worker.started_at))),
         away(min(parse_instant(worker.beat_at), now), now),
         worker.id,

@@ -68,6 +68,8 @@ class EnqueueOptions(TypedDict, total=False):
     tags: Iterable[str] | None
     metadata: Mapping[str, Any] | None
     limit: str | None
+    needs: Mapping[str, int | float | str] | None
+    labels: Mapping[str, str] | None
     debounce: DurationLike | None
     max_wait: DurationLike | None
     throttle: DurationLike | None
@@ -85,6 +87,7 @@ class JobFields(JobOptions, frozen=True, kw_only=True):
     rerun_of: str | None = None
     callback: Annotated[str | None, ERASED] = None
     limit_key: str = ""
+    needs: str = ""  # What a worker must offer, as canonical text; see `headway.core.needs`.
 
 
 class NewJob(JobFields, frozen=True, kw_only=True):
@@ -200,6 +203,7 @@ class Claimed(Attempt, frozen=True, kw_only=True):
     gates: tuple[str, ...] = ()  # The limits that count this attempt.
     share: str | None = None  # The tenant that is charged for it; None: nobody is.
     reserved: Duration = 0  # What the tenant was charged when it started.
+    needs: str = ""  # What it uses of the worker's offer.
 
     @property
     def id(self) -> str:
@@ -214,6 +218,7 @@ class Suspect(msgspec.Struct, frozen=True):
     task: str
     company: int
     waited: Duration
+    needs: str = ""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -176,26 +176,11 @@ class Housekeeping(Promotion, Cleanup, Protocol):
     """What the housekeeping loops of a node need of the queue."""
 
 
-class LaneUpkeep(Protocol):
-    """What the janitor needs to keep lanes going."""
-
-    async def keep_going(self) -> bool:
-        """Open lanes that wait although their gate has a free place, and so on; return whether there is more to do."""
-        ...
-
-
-class AuditLogPruning(Protocol):
-    """What the janitor needs of the audit log."""
-
-    async def prune(self, retention: Duration, limit: int) -> int:
-        """Delete entries older than the retention, oldest first; return how many."""
-        ...
-
-
 class Charge(msgspec.Struct, frozen=True, kw_only=True):
     """What jobs of a tenant took in a queue, in microseconds: in all, and more than was charged for them before."""
 
     queue: str
+    needs: str = ""
     tenant: str
     more: Duration
     took: Duration
@@ -213,13 +198,20 @@ class LaneClaim(msgspec.Struct, frozen=True, kw_only=True):
     has_lanes: bool = False  # Whether the next claim must be one by lanes again.
     has_more: bool = False  # Whether other lanes may have jobs that may start.
     has_closed: bool = False  # Whether it closed lanes without jobs, so that the next claim sees others.
+    classes: frozenset[str] = frozenset()  # Other needs of the queue that got ready jobs.
+    waited: Duration | None = None  # Of a claim without room: how long the next job waits that limits let start.
 
 
 class SuspectClaims(Protocol):
     """What a worker needs to run suspects: jobs that may have crashed a worker, and so run apart from others."""
 
-    async def apart(self, tasks: Collection[str], queues: Collection[str], limit: int) -> list[Suspect]:
-        """Find ready suspects of these tasks in these queues, or in any; `claim` does not return suspects."""
+    async def apart(
+        self, tasks: Collection[str], queues: Collection[str], limit: int, *, unfit: Collection[str] = ()
+    ) -> list[Suspect]:
+        """Find ready suspects of these tasks in these queues, or in any; `claim` does not return suspects.
+
+        Those that need one of `unfit` are left out.
+        """
         ...
 
     async def claim_apart(self, job_id: str, *, node: str, lease: Duration) -> tuple[Claimed, Duration] | None:
@@ -249,8 +241,16 @@ class Claims(SuspectClaims, Protocol):
         limit: int,
         skip: Collection[str] = (),
         past: Collection[str] = (),
+        needs: str = "",
     ) -> LaneClaim:
-        """Claim up to `limit` ready jobs of a queue with tenants or limits; skip tasks, and tenants in `past`."""
+        """Claim up to `limit` ready jobs of a queue with tenants or limits; skip tasks, and tenants in `past`.
+
+        All of them need the same. With a limit of 0, only look how long the next one has waited.
+        """
+        ...
+
+    async def classes(self) -> list[tuple[str, str]]:
+        """Return queues and needs that have ready jobs with needs; in turns if they are many."""
         ...
 
     async def reopen(self, freed: Mapping[str, int]) -> frozenset[str]:

@@ -28,6 +28,7 @@ from headway.core.instants import (
 from headway.core.json_values import JsonObject, encode_args
 from headway.core.lifecycle import Backoff
 from headway.core.limits import check_limit_key
+from headway.core.needs import NEEDS_LENGTH_MAX, Needs, read_amounts, read_labels, read_version, shown_needs
 from headway.core.schedule_names import schedule_label
 from headway.core.tenants import DEFAULT_TENANT, check_tenant
 from headway.core.triggers import After, At, Cron, Every, Trigger, trigger_from_dict, trigger_to_dict
@@ -112,6 +113,9 @@ class ScheduleSpec:
     callback_url: str | None = None
     expires: Duration | None = None
     limit: str | None = None
+    needs: str = ""  # Canonical text, see `headway.core.needs`; the next two are parts of it, too.
+    labels: str = ""
+    version: str | None = None  # Its jobs run only on workers with this version of the code.
 
     @classmethod
     def build(cls, /, *, task: str, trigger: Trigger, **options: Any) -> "ScheduleSpec":
@@ -132,6 +136,8 @@ class ScheduleSpec:
         spec = cls(task=check_name(task, "task"), trigger=trigger, **values)
         if spec.start is not None and spec.end is not None and spec.start >= spec.end:
             raise InvalidSchedule(f"start {isoformat(spec.start)} must be before end {isoformat(spec.end)}")
+        if len(spec.needs_text) > NEEDS_LENGTH_MAX:
+            raise InvalidSchedule(f"needs, labels and version must together have at most {NEEDS_LENGTH_MAX} characters")
         return spec
 
     @classmethod
@@ -171,6 +177,12 @@ class ScheduleSpec:
     def to_json(self) -> str:
         """Write the stored form; equal specs have equal text."""
         return msgspec.json.encode(self.to_dict(), order="sorted").decode()
+
+    @property
+    def needs_text(self) -> str:
+        """What a worker must offer to run its jobs, as canonical text."""
+        version = "" if self.version is None else f"@{self.version}"
+        return " ".join(part for part in (self.needs, self.labels, version) if part)
 
     @property
     def exclusive(self) -> bool:
@@ -233,6 +245,9 @@ _SPEC_READERS: Final[dict[str, Any]] = {
     "callback_url": lambda name, value: check_url(value, name),
     "expires": lambda name, value: _read_positive(name, value),
     "limit": lambda name, value: check_limit_key(value),
+    "needs": lambda name, value: Needs(read_amounts(value, name)).text,
+    "labels": lambda name, value: Needs({}, read_labels(value, name)).text,
+    "version": lambda name, value: read_version(value, name),
 }
 _SPEC_WRITERS: Final[dict[str, Any]] = {
     "args": msgspec.json.decode,
@@ -248,6 +263,8 @@ _SPEC_WRITERS: Final[dict[str, Any]] = {
     "end": isoformat,
     "expect": format_duration,
     "expires": format_duration,
+    "needs": lambda text: shown_needs(text)[0],
+    "labels": lambda text: shown_needs(text)[1],
 }
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from headway.core.errors import DefinitionError, InvalidConfig
 from headway.core.instants import DAY, SECOND, Duration, parse_duration
+from headway.core.needs import UNITS, Amounts, read_amounts, read_labels, read_version
 
 STORE_DEFAULT: Final = "sqlite:///headway.db"
 FILE_DEFAULT: Final = "headway.toml"
@@ -59,6 +60,9 @@ class Settings:
     concurrency: int = 100
     processes: int = 0
     queues: tuple[str, ...] = ()
+    offer: Amounts | None = None  # What jobs with needs may use here, in thousandths.
+    labels: dict[str, str] | None = None
+    app_version: str | None = None
     child_max_jobs: int = 0
     child_max_memory: int = 0
     task_env: tuple[str, ...] = ()
@@ -304,14 +308,13 @@ def _networks(label: str, value: object) -> tuple[str, ...]:
     return names
 
 
-_MEMORY: Final = re.compile(r"(\d{1,12})\s*(B|KB|MB|GB)?", re.IGNORECASE)
-_MEMORY_UNITS: Final = {"": 1, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
+_MEMORY: Final = re.compile(r"(\d{1,12})\s*([KMGT]?B?)", re.IGNORECASE)
 
 
 def parse_memory(value: object) -> int | None:
     """Read a size such as `512MB`, or a number of bytes; None when it is neither."""
     match = _MEMORY.fullmatch(str(value).strip().replace("i", ""))
-    return int(match[1]) * _MEMORY_UNITS[(match[2] or "").lower()] if match else None
+    return int(match[1]) * UNITS[match[2].upper()] if match else None
 
 
 def _memory(label: str, value: object) -> int:
@@ -319,6 +322,18 @@ def _memory(label: str, value: object) -> int:
     if size is None:
         raise InvalidConfig(f'{label} must be a size such as "512MB", or 0 for no bound, not {str(value)[:40]!r}')
     return size
+
+
+def _checked(read: Callable[[object, str], object]) -> Callable[[str, object], object]:
+    """Return a reader of a setting that has the checks of `headway.core.needs`."""
+
+    def reader(label: str, value: object) -> object:
+        try:
+            return read(value, label)
+        except DefinitionError as error:
+            raise InvalidConfig(str(error)) from None
+
+    return reader
 
 
 _READERS: Final[dict[str, Callable[[str, object], object]]] = {
@@ -338,6 +353,9 @@ _READERS: Final[dict[str, Callable[[str, object], object]]] = {
     "concurrency": _whole(1, 100_000),
     "processes": _whole(0, 1_000),
     "queues": _names,
+    "offer": _checked(read_amounts),
+    "labels": _checked(read_labels),
+    "app_version": _checked(read_version),
     "child_max_jobs": _whole(0, 1_000_000_000),
     "child_max_memory": _memory,
     "task_env": _variables,

@@ -97,8 +97,8 @@ async def _new_job(caller: Caller, job: NewJob, key: str | None) -> StoredNewJob
         raise Denied("limit: a token of one tenant cannot choose a limit, which others may share; set it on the task")
     if job.run_at is not None and job.delay is not None:
         raise DefinitionError("delay and run_at exclude each other: give one of them")
-    options, args = await caller.options_of(check_name(job.type, "type"), job.args)
-    options = options.changed(
+    defaults, args = await caller.options_of(check_name(job.type, "type"), job.args)
+    options = defaults.changed(
         {
             **{name: getattr(job, name) for name in _SAME_NAME},
             "tenant": own or job.tenant,
@@ -106,6 +106,10 @@ async def _new_job(caller: Caller, job: NewJob, key: str | None) -> StoredNewJob
             "at": None if job.run_at is None else to_datetime(parse_start(job.run_at, what="run_at")),
         }
     )
+    if own is not None and options.needs_text != defaults.needs_text:
+        raise Denied(
+            "needs, labels: a token of one tenant cannot choose them, as others share workers; set them on the task"
+        )
     return options.new_job(caller.clock.new_id("job"), job.type, args)
 
 

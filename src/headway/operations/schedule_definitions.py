@@ -7,7 +7,7 @@ transaction. Both check everything that the store would refuse before they write
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -21,6 +21,7 @@ from headway.core.errors import (
 )
 from headway.core.instants import Instant
 from headway.core.job_details import read_json
+from headway.core.needs import read_amounts
 from headway.core.schedule_names import ScheduleRef
 from headway.core.schedules import Schedule, ScheduleSpec
 from headway.core.settings import mask_url
@@ -39,6 +40,7 @@ from headway.wire.masking import unmasked
 from headway.wire.schedule_requests import NamedSchedule, ScheduleBody
 from headway.wire.schedules import Outcome, PlannedInstants, ScheduleChange, SchedulePlan, definition_of
 
+Served: TypeAlias = tuple[str, str, str]  # A task, its queue, and what its jobs need.
 PLAN_SHOWN: Final = 3
 WARNED_OF: Final = 100
 _ETAG: Final = re.compile(r'(?:W/)?"([0-9]{1,9})(?:-[0-9a-f]{1,32})?"')
@@ -83,12 +85,22 @@ async def draft(caller: Caller, name: str, body: ScheduleBody, tenant: str | Non
     whose = tenant_of(caller, tenant)
     if caller.tenant is not None and body.tenant not in (None, caller.tenant):
         raise Denied("tenant: the tenant comes from the token; leave it out")
+    if caller.tenant is not None:
+        _require_needs_of_task(body, known or Options())
     if "*" in (body.tenant, tenant):
         raise DefinitionError("tenant: * stands for all tenants; a schedule belongs to one")
     if None not in (body.tenant, tenant) and body.tenant != tenant:
         raise DefinitionError("tenant: the body and the query name different tenants")
     default = DEFAULT_TENANT if known is None else known.tenant
     return Draft(ScheduleRef(whose or body.tenant or default, name), body, known)
+
+
+def _require_needs_of_task(body: ScheduleBody, known: Options) -> None:
+    """Raise an error if a tenant chooses workers, which others share."""
+    needs = known.needs if body.needs is None else read_amounts(body.needs, "needs")
+    labels = known.labels if body.labels is None else body.labels
+    if (needs, labels, body.version) != (known.needs, known.labels, None):
+        raise Denied("needs, labels, version: a token of one tenant cannot choose them; set them on the task")
 
 
 def tenant_of(caller: Caller, tenant: str | None) -> str | None:
@@ -188,13 +200,19 @@ class DefinitionChange:
         )
 
 
-async def warnings_of(caller: Caller, specs: Iterable[ScheduleSpec]) -> dict[tuple[str, str], list[str]]:
-    """Return, by task and queue, what keeps the jobs of definitions from running now; for a bounded number of them."""
-    nodes, found = await alive(caller.store), dict[tuple[str, str], list[str]]()
+def served(spec: ScheduleSpec) -> Served:
+    """Return what a worker must have to run the jobs of a definition."""
+    return spec.task, spec.queue, spec.needs_text
+
+
+async def warnings_of(caller: Caller, specs: Iterable[ScheduleSpec]) -> dict[Served, list[str]]:
+    """Return, by what they need, what keeps the jobs of definitions from running now; for a bounded number of them."""
+    nodes, found = await alive(caller.store), dict[Served, list[str]]()
     for spec in specs:
-        if (spec.task, spec.queue) in found or len(found) >= WARNED_OF:
+        key = served(spec)
+        if key in found or len(found) >= WARNED_OF:
             continue
-        warnings = found[spec.task, spec.queue] = unserved(spec.task, spec.queue, nodes)
+        warnings = found[key] = unserved(spec.task, spec.queue, nodes, spec.needs_text)
         try:
             await caller.options_of(spec.task, read_json(spec.args))
         except TaskNotFound as error:

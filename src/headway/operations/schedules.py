@@ -38,6 +38,7 @@ from headway.operations.schedule_definitions import (
     draft,
     drafted_changes,
     expected_revision,
+    served,
     tenant_of,
     warnings_of,
     write_change,
@@ -168,7 +169,7 @@ class Schedules(OperationGroup):
             outcomes = await write_changes(self.caller, changes, owner=owner, take_over=take_over)
         applied = AppliedSchedules([], dry_run)
         for change in changes:
-            warned = warnings.get((change.spec.task, change.spec.queue), [])
+            warned = warnings.get(served(change.spec), [])
             applied.items.append(change.report(now, outcomes[change.ref], warned))
             await self.caller.clock.yield_to_loop()
         return applied

@@ -33,6 +33,7 @@ class TaskCatalogue:
     store: Store
     clock: Clock
     app: Mapping[str, TaskLike] = field(default_factory=dict)
+    version: str | None = None  # Of the code of this process, for tasks that are pinned to it.
     _heard: dict[str, dict[str, Any]] = field(default_factory=dict)
     _heard_at: float = -1e9
 
@@ -47,7 +48,8 @@ class TaskCatalogue:
         if name not in self._heard and self.clock.monotonic() - self._heard_at > KNOWN_FOR_S:
             await self._read_workers()
         if name in self._heard:
-            return Options.from_dict(self._heard[name]), args
+            options = Options.from_dict(self._heard[name])
+            return (options.with_needs(self.version) if options.pin else options), args
         if self.app or self._heard:
             raise TaskNotFound(f"unknown task {name!r}: no worker registers it; see `headway workers list`")
         return Options(), args  # No worker was alive within the last day: any task may exist.

@@ -24,8 +24,10 @@ from headway.core.job_details import eta_seconds, read_detail, read_error
 from headway.core.job_summary import end_words, failure_words, glance, running_words
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
+from headway.core.needs import parse_needs
 from headway.core.nodes import Node
 from headway.operations.why_limits import held_words, share_words
+from headway.operations.why_needs import busy_words, needs_words
 from headway.operations.worker_state import Worker, workers_of
 from headway.store.limit_reads import Hold, UsedShare
 
@@ -156,6 +158,7 @@ _CURES: Final = {
     "unknown task": "start a worker whose app has the task; the job then continues by itself",
     "arguments": "cancel it and enqueue it with arguments that fit; or change the task, then `headway jobs retry {id}`",
     "unreadable": "cancel it and enqueue it again",
+    "needs": "start a worker that offers it, with --offer, --label or that version; the job then continues by itself",
 }
 
 
@@ -202,8 +205,11 @@ def _pending_for_tenant(job: Job, around: Around) -> tuple[str, Evidence]:
         return f"no live worker knows the task {quote(job.task)}", evidence
     if not taking:
         return f"no worker that knows the task takes from queue {quote(job.queue)}", evidence
-    if all(worker.draining for worker in taking):
+    staying = [worker for worker in taking if not worker.draining]
+    if not staying:
         return "all workers that could take it are draining", evidence
+    if job.needs and (words := needs_words(job.needs, staying, evidence, is_for_tenant=True)):
+        return words, evidence
     if around.hold is not None:
         return held_words(around.hold, around.now, evidence, is_for_tenant=True), evidence
     share_words(job, around.share, evidence, is_for_tenant=True)
@@ -247,12 +253,17 @@ def _pending(job: Job, around: Around) -> tuple[str, Evidence]:
         )
     if not staying:
         return f"all workers that could take it are draining ({_some([worker.name for worker in taking])})", evidence
+    if job.needs and (words := needs_words(job.needs, staying, evidence)):
+        return words, evidence
     if job.company is not None:
         return _apart(job, evidence), evidence
     if around.hold is not None:
         return held_words(around.hold, around.now, evidence), evidence
     share = share_words(job, around.share, evidence)
-    return _capacity(job, staying, around.ahead, evidence, ready) + share, evidence
+    if job.needs and (words := busy_words(job.needs, staying, evidence)):
+        return f"{words}; ready for {span(ready)}{share}", evidence
+    able = [worker for worker in staying if worker.offer.covers(parse_needs(job.needs))]
+    return _capacity(job, able, around.ahead, evidence, ready) + share, evidence
 
 
 def _apart(job: Job, evidence: Evidence) -> str:

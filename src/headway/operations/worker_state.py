@@ -9,7 +9,9 @@ from typing import Final
 
 import msgspec
 
+from headway.core.needs import Needs, Offer, missing_words, parse_needs, read_amounts, times
 from headway.core.nodes import Node
+from headway.core.worker_offers import offer_of
 
 WORKER: Final = "worker"
 
@@ -30,6 +32,7 @@ class _State(msgspec.Struct, frozen=True):
     children: int = 0
     draining: bool = False
     places: dict[str, Place] = {}
+    offer_free: dict[str, int | float] = {}
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +47,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     children: int = 0
     draining: bool = False
     places: Mapping[str, Place] = {}
+    offer: Offer = Offer()
+    offer_free: Mapping[str, int | float] = {}
 
     @property
     def free(self) -> int:
@@ -57,6 +62,11 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     def can_run(self, task: str, queue: str) -> bool:
         """Return whether a job of this task in this queue could run here, sooner or later."""
         return not self.draining and task in self.tasks and self.takes(queue)
+
+    def has_free(self, needs: Needs) -> bool:
+        """Return whether a job with these needs fits into what is free of the offer."""
+        free = read_amounts({name: free for name, free in self.offer_free.items() if free > 0}, "offer_free")
+        return self.offer.covers(needs) and times(needs, free, 1) == 1
 
     def kind_of(self, task: str) -> str | None:
         """Return the kind of place where a task runs here; None if the worker does not report it."""
@@ -86,16 +96,21 @@ def _worker(node: Node) -> Worker:
     except msgspec.ValidationError:
         said = _State()
     is_draining = said.draining or node.asked == "drain"
-    return Worker(id=node.id, name=node.name, **(msgspec.structs.asdict(said) | {"draining": is_draining}))
+    worker = node.state.get(WORKER)
+    offer = offer_of(worker) if isinstance(worker, dict) else Offer()
+    fields = msgspec.structs.asdict(said) | {"draining": is_draining, "offer": offer}
+    return Worker(id=node.id, name=node.name, **fields)
 
 
-def unserved(task: str, queue: str, nodes: Iterable[Node]) -> list[str]:
+def unserved(task: str, queue: str, nodes: Iterable[Node], needs: str = "") -> list[str]:
     """Return what keeps jobs of this task from running on these nodes; a worker that starts later may change it."""
     workers = [worker for worker in workers_of(nodes) if not worker.draining]
     if not workers:
         return ["no worker is alive"]
-    if any(worker.can_run(task, queue) for worker in workers):
-        return []
+    able = [worker for worker in workers if worker.can_run(task, queue)]
+    if able:
+        missing = missing_words(parse_needs(needs) or Needs(), [worker.offer for worker in able])
+        return [] if missing is None else [f"it {missing}"]
     warnings = []
     if not any(task in worker.tasks for worker in workers):
         warnings.append(f"no live worker knows the task {task!r}")

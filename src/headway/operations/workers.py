@@ -8,6 +8,7 @@ import msgspec
 from headway.core import nodes as core
 from headway.core.errors import Conflict, NotFound
 from headway.core.instants import isoformat
+from headway.core.needs import numbers
 from headway.operations.job_context import alive, known
 from headway.operations.verbs import OperationGroup, sliced, verb
 from headway.operations.worker_state import WORKER, workers_of
@@ -80,6 +81,10 @@ def workers_among(nodes: Sequence[core.Node]) -> list[Worker]:
             children=state.children,
             queues=list(state.queues),
             tasks=list(state.tasks),
+            offer=numbers(state.offer.amounts),
+            offer_free=dict(state.offer_free),
+            labels=dict(state.offer.labels),
+            app_version=state.offer.version,
         )
         for node in nodes
         if (state := states.get(node.id)) is not None

@@ -10,7 +10,8 @@ from typing import Final
 from headway.core.clock import Clock
 from headway.core.events import LeasesExpired, Pruned, emit
 from headway.core.instants import DAY, SECOND, Duration
-from headway.core.ports import AuditLogPruning, Cleanup, SchedulerLedger
+from headway.core.ports import Cleanup, SchedulerLedger
+from headway.core.upkeep_ports import AuditLogPruning
 
 BATCH: Final = 500
 REVIVE_EVERY_S: Final = 5.0

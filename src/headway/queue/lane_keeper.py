@@ -7,7 +7,7 @@ waiting jobs of a task that got a limit into a lane of their own, in bounded pie
 from collections.abc import Callable
 
 from headway.core.instants import SECOND, Duration
-from headway.core.ports import LaneUpkeep
+from headway.core.upkeep_ports import LaneUpkeep
 
 
 class LaneKeeper:

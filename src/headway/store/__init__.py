@@ -33,6 +33,7 @@ from headway.store.limit_reads import StoreLimitReads
 from headway.store.limits import StoreLimits
 from headway.store.metrics import StoreMetrics
 from headway.store.migrations import check_schema, migrate
+from headway.store.needs import StoreNeeds
 from headway.store.queue import StoreQueue
 from headway.store.restore_detection import StoreRestoreDetection
 from headway.store.schedules import StoreSchedules
@@ -73,6 +74,7 @@ class Store:
     limits: StoreLimits
     limit_reads: StoreLimitReads
     tenants: StoreTenants
+    needs: StoreNeeds
 
     @classmethod
     def on(cls, driver: Driver, clock: Clock) -> "Store":
@@ -101,6 +103,7 @@ class Store:
             StoreLimits(driver, clock),
             StoreLimitReads(driver),
             StoreTenants(driver),
+            StoreNeeds(driver, clock.node),
         )
 
     @classmethod

@@ -1,10 +1,15 @@
 """What a worker asks for when it claims by lanes."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from headway.core.instants import Duration
+from headway.core.jobs import Claimed
 from headway.core.limits import Lane
+from headway.store.job_rows import read_claimed
 from headway.store.transaction import Row, StatementCall, as_json, call
 
 
@@ -19,6 +24,13 @@ class ClaimRequest:
     needs: str = ""
     skip: Collection[str] = ()
     past: Collection[str] = ()  # Tenants of whose jobs it can take none at the moment.
+
+    def read(
+        self, columns: Iterable[Any], *, share: str, gates: tuple[str, ...] = (), reserved: Duration = 0
+    ) -> Claimed:
+        """Read a job that was claimed."""
+        claimed = read_claimed(columns, gates=gates, share=share, reserved=reserved)
+        return msgspec.structs.replace(claimed, needs=self.needs) if self.needs else claimed
 
     def take(self, most: Mapping[Lane, int], *, held: int) -> StatementCall:
         """Take so many jobs of each lane; `held` has the kinds of limits that count them."""

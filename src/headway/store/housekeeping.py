@@ -14,6 +14,7 @@ from headway.store.transaction import Driver, Row, Transaction, as_json, call
 from headway.store.work import HELD_MAX
 
 LIVES_AFTER: Final = SECOND
+_CLASS: Final = ("in_queue", "for_needs", "of_tenant")
 _LEASES_KEPT: Final = HOUR  # After they expired, so that their last holder can be seen.
 _NODES_KEPT: Final = DAY
 _GATES_KEPT: Final = 32 * DAY  # Longer than the time of any rate.
@@ -79,11 +80,13 @@ def _prune(retention: Duration, limit: int) -> Transaction[int]:
     leases = yield call("prune_leases", age=_LEASES_KEPT, limit=limit)
     gates = yield call("prune_gates", age=_GATES_KEPT, limit=limit)
     lanes = yield call("prune_lanes", age=_GATES_KEPT, limit=limit)
+    unused = [{**dict(zip(_CLASS, row, strict=True)), "most": 1} for row in lanes if row["for_needs"]]
+    shares = (yield call("prune_shares", shares=as_json(unused), most=1)) if unused else []
     revisions = yield call("prune_limit_revisions", retention=retention, limit=limit)
     nodes = yield call("prune_nodes", age=_NODES_KEPT)
     yield from keep_tallies(nodes)
     windows = yield call("prune_windows", limit=limit)
-    return sum(map(len, (jobs, occurrences, events, leases, gates, lanes, revisions, nodes, windows)))
+    return sum(map(len, (jobs, occurrences, events, leases, gates, lanes, shares, revisions, nodes, windows)))
 
 
 def _end_overdue(limit: int) -> Transaction[int]:

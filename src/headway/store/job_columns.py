@@ -15,7 +15,7 @@ from headway.core.lifecycle import Status
 _IN_OPTIONS: Final = ("backoff", "timeout")
 _NOT_STORED: Final = ("omitted", "window")
 _NOT_FIELDS: Final = ("log_bytes", "apart_for")
-ONLY_FOR_CLAIMS: Final = frozenset({"needs", "limited_task", "held"})
+ONLY_FOR_CLAIMS: Final = frozenset({"limited_task", "held"})
 _HINTS: Final = get_type_hints(Job, include_extras=True)
 _KINDS: Final[dict[str, Any]] = {**get_type_hints(NewJob), **get_type_hints(Job)}
 

@@ -102,14 +102,16 @@ class LaneClaims:
         rules = yield from self.rules(row["revision"])
         is_gated = rules.find(f"queue:{request.queue}") is not None
         rings = yield call("take_rings", queue=request.queue, limit=RINGS_MAX)
-        lane = only_lane(rings, row, request, rules)
+        lane = None if request.needs else only_lane(rings, row, request, rules)
         if lane is not None:
             jobs, is_left = yield from claim_only(lane, request, held=rules.bits)
             if is_left:
                 yield from open_rung(request, rings, has_usual=False, opens_usual=False)
             return LaneClaim(jobs=jobs, has_lanes=is_left, has_more=is_left)
-        opened = yield from open_rung(request, rings, has_usual=bool(row["has_usual"]), opens_usual=is_gated)
+        has_usual = row["has_usual"] == 1 and not request.needs
+        opened = yield from open_rung(request, rings, has_usual=has_usual, opens_usual=is_gated)
         claim = _Claim(request, rules, now=row["now"], opened=opened)
+        claim.classes = frozenset(ring["needs"] for ring in rings if ring["needs"] not in ("", request.needs))
         claim.has_moved, claim.has_more = bool(rings), len(rings) == RINGS_MAX
         return (yield from claim.run())
 
@@ -118,8 +120,8 @@ class LaneClaims:
         found = yield call("suspect", id=job_id)
         if not found:
             return None
-        queue = found[0]["queue"]
-        row = (yield call("limits_revision", queue=queue, needs=""))[0]
+        queue, needs = found[0]["queue"], found[0]["needs"]
+        row = (yield call("limits_revision", queue=queue, needs=needs))[0]
         rules = yield from self.rules(row["revision"])
         lane = _lane_of_suspect(found[0], rules)
         gates, now = yield from _lock_gates(rules.gates(queue, lane), rules)
@@ -132,8 +134,11 @@ class LaneClaims:
             gate.started = 1
         *columns, _, apart_for, started_at = rows[0]
         yield from _write_rates(gates, max(now, started_at))
-        is_charged = lane != USUAL or not rules.limited_queues().isdisjoint({queue, "*"})
-        claimed = read_claimed(columns, gates=_counting(gates), share=lane.tenant if is_charged else None)
+        is_charged = needs or lane != USUAL or not rules.limited_queues().isdisjoint({queue, "*"})
+        share = lane.tenant if is_charged else None
+        claimed = read_claimed(columns, gates=_counting(gates), share=share)
+        if needs:
+            claimed = msgspec.structs.replace(claimed, needs=needs)
         return claimed, count_in(apart_for, APART_MAX)
 
     def startable(self, suspects: Rows) -> Transaction[Rows]:
@@ -219,15 +224,15 @@ def _write_rates(gates: Mapping[str, _Gate], now: Instant) -> Transaction[None]:
 
 
 def open_rung(request: ClaimRequest, rings: Rows, *, has_usual: bool, opens_usual: bool) -> Transaction[set[Lane]]:
-    """Open the lanes of a queue that got jobs; return those that were closed.
+    """Open the lanes of a queue that got jobs; return those with these needs that were closed.
 
-    Jobs of the lane `USUAL` do not ring, so every claim looks for them.
+    Jobs of the lane `USUAL` without needs do not ring, so every claim looks for them.
     """
     rung = {(request.queue, ring["needs"], ring["tenant"], ring["limit_key"], ring["limited_task"]) for ring in rings}
     if has_usual or opens_usual:
         rung.add((request.queue, request.needs, DEFAULT_TENANT, "", ""))
     opened = yield from _open(rung, [], has_usual=has_usual)
-    return {lane_of(row) for row in opened}
+    return {lane_of(row) for row in opened if row["needs"] == request.needs}
 
 
 def reopen(lanes: Collection[tuple[str, ...]]) -> Transaction[frozenset[str]]:
@@ -282,6 +287,8 @@ class _Claim:
     opened: set[Lane] = field(default_factory=set)  # Lanes that were closed before this claim.
     waited: dict[Lane, tuple[str | None, Instant | None]] = field(default_factory=dict)  # As they are written.
     now: Instant = 0
+    classes: frozenset[str] = frozenset()
+    waited_for: Duration | None = None
     has_more: bool = False
     has_moved: bool = False  # Whether rings were taken, or jobs put into other lanes.
 
@@ -290,15 +297,16 @@ class _Claim:
         names = {name for share in self.shares.values() for lane in share.lanes for name in self._gates_of(lane)}
         self.gates, locked_at = yield from _lock_gates(names, self.rules)
         self.now = max(self.now, locked_at)
+        is_look = self.request.room == 0
         for _ in range(ROUNDS_MAX):
-            room = self.request.room - len(self.jobs)
+            room = int(self.waited_for is None) if is_look else self.request.room - len(self.jobs)
             plan = plan_claim(self._servable(), room, self._gates_of, self._free(room)) if room > 0 else None
             if plan is None:
                 break
             self.held = plan.held
             if not plan.most:
                 break
-            yield from self._take(plan)
+            yield from self._look(plan) if is_look else self._take(plan)
         return (yield from self._finish())
 
     def _servable(self) -> list[Share]:
@@ -335,6 +343,20 @@ class _Claim:
                 self.shares[lane.tenant].lanes.append(lane)
                 self.waited[lane] = row["held_by"], row["look_at"]
 
+    def _rings(self, lane: Lane) -> bool:
+        """Return whether jobs of a lane ring; for others, every claim looks."""
+        return lane != USUAL or self.request.needs != ""
+
+    def _look(self, plan: ClaimPlan) -> Transaction[None]:
+        """Read how long the next job waits, without taking it."""
+        request = self.request
+        lanes, skip = as_json([lane_columns(lane) for lane in plan.most]), as_json(sorted(request.skip))
+        for row in (yield call("lane_heads", queue=request.queue, needs=request.needs, skip=skip, lanes=lanes)):
+            if row["ready_at"] is None:
+                self.short.add(lane_of(row))
+            else:
+                self.waited_for = max(0, row["now"] - row["ready_at"])
+
     def _take(self, plan: ClaimPlan) -> Transaction[None]:
         request = self.request
         rows = yield request.take(plan.most, held=self.rules.bits)
@@ -347,7 +369,7 @@ class _Claim:
             share = self.shares[lane.tenant]
             gates = _counting({name: self.gates[name] for name in self._gates_of(lane)})
             reserved = share.charge * share.weight
-            self.jobs.append(read_claimed(columns, gates=gates, share=lane.tenant, reserved=reserved))
+            self.jobs.append(request.read(columns, gates=gates, share=lane.tenant, reserved=reserved))
         self.taken += got
         self.short |= {lane for lane, most in plan.most.items() if got[lane] < most}
         for lane, count in got.items():
@@ -411,7 +433,7 @@ class _Claim:
         Jobs of a limited task that were enqueued by a transaction older than the limit get into its lane here.
         """
         has_tasks = bool(self.rules.bits & BITS["task"])
-        short = [{**lane_columns(lane), "most": RELABEL_MAX} for lane in self.short if has_tasks or lane != USUAL]
+        short = [{**lane_columns(lane), "most": RELABEL_MAX} for lane in self.short if has_tasks or self._rings(lane)]
         if not short:
             return
         where = {"queue": self.request.queue, "needs": self.request.needs, "lanes": as_json(short)}
@@ -420,7 +442,7 @@ class _Claim:
             lane = lane_of(row)
             if row["is_left"]:
                 self.left.add(lane)
-            if row["is_left"] and not row["is_ready"] and lane != USUAL:
+            if row["is_left"] and not row["is_ready"] and self._rings(lane):
                 self.in_vain.add(lane.tenant)
         if any(row["is_unlabelled"] for row in rows):
             yield call("relabel_lanes", **where, most=RELABEL_MAX)
@@ -448,9 +470,10 @@ class _Claim:
 
     def _answer(self) -> LaneClaim:
         looks = [gate.next_at for name, gate in self.gates.items() if gate.next_at and name in self.held.values()]
-        lanes = [lane for share in self.shares.values() for lane in share.lanes if lane != USUAL]
+        lanes = [lane for share in self.shares.values() for lane in share.lanes if self._rings(lane)]
         is_limited = not self.rules.limited_queues().isdisjoint({self.request.queue, "*"})
         is_spare = bool(self.short) or len(self.jobs) < self.request.room
+        is_spare &= self.request.room > 0
         unused = {name for name, gate in self.gates.items() if is_spare and gate.free(self.now, 1)}
         has_open = any(lane not in self.held and (lane not in self.short or lane in self.left) for lane in lanes)
         has_more = self.has_more or any(lane not in self.held and lane not in self.short for lane in lanes)
@@ -465,4 +488,6 @@ class _Claim:
             has_lanes=is_limited or self.has_more or has_open,
             has_more=has_more and not is_full,
             has_closed=any(lane not in self.left and lane not in self.opened for lane in self.short),
+            classes=self.classes,
+            waited=self.waited_for,
         )

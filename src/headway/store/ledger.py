@@ -240,6 +240,7 @@ def job_of(job_id: str, schedule: Schedule, **more: Any) -> NewJob:
         callback=spec.callback_url,
         expires=spec.expires,
         limit_key=spec.limit or "",
+        needs=spec.needs_text,
         schedule=schedule.key,
         exclusive=spec.exclusive,
         **more,

@@ -9,7 +9,6 @@ from typing import Final
 from headway.core.jobs import Claimed
 from headway.core.limits import BITS, Lane, Rules
 from headway.store.claim_request import ClaimRequest, lane_columns, lane_of
-from headway.store.job_rows import read_claimed
 from headway.store.transaction import Row, Rows, Transaction, as_json, call
 
 _JOB_COLUMNS: Final = -3  # Without the columns of the lane and the time of the start, which follow those of the job.
@@ -29,7 +28,7 @@ def only_lane(rings: Rows, row: Row, request: ClaimRequest, rules: Rules) -> Lan
 def claim_only(lane: Lane, request: ClaimRequest, *, held: int) -> Transaction[tuple[tuple[Claimed, ...], bool]]:
     """Claim from the lane; return the jobs, and whether more are left, perhaps some that this worker cannot take."""
     rows = yield request.take({lane: request.room}, held=held)
-    jobs = [read_claimed(list(row)[:_JOB_COLUMNS], share=lane.tenant) for row in rows]
+    jobs = [request.read(list(row)[:_JOB_COLUMNS], share=lane.tenant) for row in rows]
     jobs.sort(key=lambda job: (-job.priority, job.run_at, job.job_id))
     lanes = as_json([lane_columns(lane)])
     where = {"queue": request.queue, "needs": request.needs}

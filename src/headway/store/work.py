@@ -20,6 +20,7 @@ from headway.store.claim_request import ClaimRequest
 from headway.store.held_lanes import held_lanes, lane_key
 from headway.store.job_rows import count_in, read_claimed, read_lost_attempt
 from headway.store.lanes import ClaimedInVain, LaneClaims, reopen
+from headway.store.needs import ClassPages
 from headway.store.queue import enqueue, with_earlier
 from headway.store.settlement import completed, refuse, settle_attempts
 from headway.store.transaction import ConstraintViolated, Driver, Row, StatementCall, Transaction, as_json, call
@@ -70,15 +71,15 @@ def _report_call(reports: Sequence[Report]) -> StatementCall:
 
 def _charge_call(charges: Sequence[Charge]) -> StatementCall:
     """Charge shares in their order; add up charges of the same one, because a statement changes a row only once."""
-    sums: dict[tuple[str, str], list[int]] = {}
+    sums: dict[tuple[str, str, str], list[int]] = {}
     for charge in charges:
-        known = sums.setdefault((charge.queue, charge.tenant), [0, 0, 0])
+        known = sums.setdefault((charge.queue, charge.needs, charge.tenant), [0, 0, 0])
         known[:] = known[0] + charge.more, known[1] + charge.took, known[2] + charge.jobs
     rows = [
-        {"in_queue": queue, "of_tenant": tenant, "more": more, "took": took, "jobs": jobs}
-        for (queue, tenant), (more, took, jobs) in sorted(sums.items())
+        {"in_queue": queue, "for_needs": needs, "of_tenant": tenant, "more": more, "took": took, "jobs": jobs}
+        for (queue, needs, tenant), (more, took, jobs) in sorted(sums.items())
     ]
-    return call("charge", needs="", cost=COST_DEFAULT, charges=as_json(rows))
+    return call("charge", cost=COST_DEFAULT, charges=as_json(rows))
 
 
 class _ReportRow(msgspec.Struct, frozen=True):
@@ -143,6 +144,7 @@ class StoreWork:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._lanes = LaneClaims()
+        self._classes = ClassPages("open_classes")
 
     async def ready_queues(self) -> dict[str, bool]:
         """Return the queues that have ready jobs, each with whether it has lanes of tenants or limits."""
@@ -170,13 +172,18 @@ class StoreWork:
         limit: int,
         skip: Collection[str] = (),
         past: Collection[str] = (),
+        needs: str = "",
     ) -> LaneClaim:
         """Claim ready jobs of a queue with tenants or limits: of the tenant that has used least, within all limits."""
-        request = ClaimRequest(queue=queue, node=node, lease=lease, room=limit, skip=skip, past=past)
+        request = ClaimRequest(queue=queue, node=node, lease=lease, room=limit, skip=skip, past=past, needs=needs)
         try:
             return await self._driver.run(lambda: self._lanes.claim(request))
         except ClaimedInVain as rolled_back:
             return rolled_back.claim
+
+    async def classes(self) -> list[tuple[str, str]]:
+        """Return queues and needs that have ready jobs with needs; in turns if they are many."""
+        return await self._classes.following(self._driver)
 
     async def reopen(self, freed: Mapping[str, int]) -> frozenset[str]:
         """Let lanes go on that wait at these gates, as many as places came free, or whose rate allows it."""
@@ -190,20 +197,23 @@ class StoreWork:
         """Charge tenants for what their jobs took."""
         await self._driver.fetch(_charge_call(charges))
 
-    async def apart(self, tasks: Collection[str], queues: Collection[str], limit: int) -> list[Suspect]:
-        """Find ready suspects of these tasks in these queues, or in any."""
+    async def apart(
+        self, tasks: Collection[str], queues: Collection[str], limit: int, *, unfit: Collection[str] = ()
+    ) -> list[Suspect]:
+        """Find ready suspects of these tasks in these queues, or in any, that need none of `unfit`."""
         rows = await self._driver.fetch(
             call(
                 "apart",
                 tasks=as_json(sorted(tasks)),
                 queues=as_json(sorted(queues)),
                 any_queue=int(not queues),
+                unfit=as_json(sorted(unfit)),
                 limit=limit,
             )
         )
         if rows:
             rows = await self._driver.run(lambda: self._lanes.startable(rows))
-        return [Suspect(row["id"], row["task"], count_in(row["company"]), _waited(row)) for row in rows]
+        return [Suspect(row["id"], row["task"], count_in(row["company"]), _waited(row), row["needs"]) for row in rows]
 
     async def claim_apart(self, job_id: str, *, node: str, lease: Duration) -> tuple[Claimed, Duration] | None:
         """Claim a suspect; return it and for how long it runs apart."""

@@ -3,6 +3,7 @@
     [tasks.backup]
     command = ["pg_dump", "--file", "/backups/{day}.sql"]      # see worker/command.py
     timeout = "30m"
+    needs = {cpu = 2, memory = "4G"}
     retry = {max_attempts = 3, backoff = "5s..5m"}
 
     [tasks.ping]
@@ -36,6 +37,7 @@ from typing import Any, Final, Protocol, TypeVar
 from headway.core.errors import DefinitionError, HeadwayError, InvalidConfig, InvalidSchedule
 from headway.core.instants import format_duration, quote
 from headway.core.limits import Limit
+from headway.core.needs import numbers
 from headway.core.schedules import ScheduleSpec
 from headway.core.settings import FILE_DEFAULT, read_file
 from headway.core.tenants import DEFAULT_TENANT, Tenant
@@ -48,7 +50,7 @@ from headway.tasks.retry import Retry
 T = TypeVar("T")
 TRIGGER_WORDS: Final = ("cron", "every", "after", "at")
 CRON_WORDS: Final = ("tz", "dst", "seconds")
-_COMMON: Final = ("queue", "priority", "tenant", "timeout", "expires", "limit", "retry")
+_COMMON: Final = ("queue", "priority", "tenant", "timeout", "expires", "limit", "needs", "labels", "pin", "retry")
 _KINDS: Final = {"command": ("env", "cwd", "memory"), "http": ("method", "headers")}
 _RETRY: Final = ("max_attempts", "backoff", "retry_timeouts")
 
@@ -60,7 +62,8 @@ def inherited(said: Options, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     options = {name: getattr(said, name) for name in ("queue", "priority", "tenant", "max_attempts", "backoff")}
     expires = None if said.expires is None else format_duration(said.expires)
-    return {**options, "expires": expires, "limit": _inherited_limit(said, given)}
+    needs = {"needs": numbers(said.needs) or None, "labels": said.labels or None}
+    return {**options, **needs, "expires": expires, "limit": _inherited_limit(said, given)}
 
 
 def _inherited_limit(said: Options, given: Mapping[str, Any]) -> str | None:

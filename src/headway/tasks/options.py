@@ -20,6 +20,7 @@ from headway.core.instants import (
 from headway.core.jobs import METADATA_BYTES_MAX, EnqueueOptions, NewJob
 from headway.core.json_values import encode_args
 from headway.core.lifecycle import Backoff
+from headway.core.needs import Amounts, needs_text, numbers, read_amounts, read_labels
 from headway.core.templates import Template
 from headway.core.tenants import check_tenant
 from headway.core.urls import check_url
@@ -50,6 +51,11 @@ class Options(jobs.JobOptions, frozen=True, kw_only=True):
     expires: Duration | None = None
     callback_url: str | None = None
     limit: str | None = None  # A template over the arguments of the job.
+    needs: Amounts = msgspec.field(default_factory=dict)
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    pin: bool = False
+    version: str | None = None  # Of the code of this process, for jobs of a task with `pin`.
+    needs_text: str = ""  # What the last four say; kept because every job asks.
     debounce: Duration | None = None
     max_wait: Duration | None = None
     throttle: Duration | None = None
@@ -66,6 +72,8 @@ class Options(jobs.JobOptions, frozen=True, kw_only=True):
         if not _WINDOWS.isdisjoint(read):
             read["has_window"] = True
         merged = msgspec.structs.replace(self, **read)
+        if not _NEEDS.isdisjoint(read):
+            merged = merged.with_needs()
         if merged.delay and merged.at is not None:
             raise InvalidTask("delay and at exclude each other: say when in one way")
         return merged
@@ -74,6 +82,8 @@ class Options(jobs.JobOptions, frozen=True, kw_only=True):
         """Make a checked job, ready to be enqueued."""
         window = self._window() if self.has_window else None
         limit_key = "" if self.limit is None else fill_limit(self.limit, args)
+        if self.pin and self.version is None:
+            raise no_version(task)
         job: NewJob = _new_job(self, job_id, task, encode_args(args), limit_key)
         return job if window is None else _through(window, job)
 
@@ -84,6 +94,12 @@ class Options(jobs.JobOptions, frozen=True, kw_only=True):
         template = Template.read(self.key)
         template.require(args, "key", "job")
         return self.changed({"key": template.fill_from(args)})
+
+    def with_needs(self, version: str | None = None) -> "Options":
+        """Return these options with the canonical text of what they need, in a process with this code version."""
+        version = version or self.version
+        text = needs_text(self.needs, self.labels, version if self.pin else None)
+        return msgspec.structs.replace(self, version=version, needs_text=text)
 
     def _window(self) -> Window | None:
         return window_of(
@@ -101,6 +117,8 @@ class Options(jobs.JobOptions, frozen=True, kw_only=True):
         written = {name: getattr(self, name) for name in _WRITTEN if getattr(self, name) != getattr(plain, name)}
         if self.backoff is not None:
             written["backoff"] = str(self.backoff)
+        if self.needs:
+            written["needs"] = numbers(self.needs)
         return written
 
     @classmethod
@@ -111,7 +129,8 @@ class Options(jobs.JobOptions, frozen=True, kw_only=True):
             backoff = Backoff.parse(str(written["backoff"])) if "backoff" in written else None
         except (TypeError, ValueError, HeadwayError):
             return cls()
-        return cls(**values, backoff=backoff)
+        options = cls(**values, backoff=backoff)
+        return options.with_needs() if options.needs or options.labels else options
 
 
 _new_job: Final = constructor(
@@ -125,9 +144,11 @@ _new_job: Final = constructor(
         "run_at": "options.at",
         "callback": "options.callback_url",
         "limit_key": "limit_key",
+        "needs": "options.needs_text",
     },
 )
 _WINDOWS: Final = frozenset(WINDOW_OPTIONS)
+_NEEDS: Final = frozenset({"needs", "labels", "pin"})
 _WRITTEN: Final[dict[str, Callable[[Any], Any]]] = {
     "queue": lambda value: check_name(value, "queue"),
     "priority": int,
@@ -135,6 +156,9 @@ _WRITTEN: Final[dict[str, Callable[[Any], Any]]] = {
     "max_attempts": int,
     "expires": int,
     "limit": check_limit_template,
+    "needs": lambda value: read_amounts(value, "needs"),
+    "labels": lambda value: read_labels(value, "labels"),
+    "pin": lambda value: read_pin(value),
 }
 _OPTION_READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "queue": lambda value: check_name(value, "queue"),
@@ -150,6 +174,8 @@ _OPTION_READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "metadata": lambda value: _metadata(value),
     "callback_url": lambda value: check_url(value, "callback_url"),
     "limit": check_limit_template,
+    "needs": lambda value: read_amounts(value, "needs"),
+    "labels": lambda value: read_labels(value, "labels"),
     "debounce": lambda value: _span(value, "debounce"),
     "max_wait": lambda value: _span(value, "max_wait"),
     "throttle": lambda value: _span(value, "throttle"),
@@ -162,6 +188,21 @@ def _through(window: Window, job: NewJob) -> NewJob:
     """Return a job that goes through a window: its key names the window, and a debounce delays it."""
     delay = window.span if window.kind == "debounce" else job.delay
     return msgspec.structs.replace(job, key=None, delay=delay, window=window)
+
+
+def read_pin(value: Any) -> bool:
+    """Read whether jobs run only on workers with the code of the process that enqueues them."""
+    if not isinstance(value, bool):
+        raise InvalidTask(f"pin must be True or False, not {quote(value)}")
+    return value
+
+
+def no_version(task: str) -> InvalidTask:
+    """Return the error for a task with `pin` in a process whose code has no version."""
+    return InvalidTask(
+        f"task {quote(task)} has pin=True, and the code of this process has no version:"
+        ' set HEADWAY_APP_VERSION, or write Headway(version="1.4.2")'
+    )
 
 
 def positive(value: Any, what: str) -> Duration:

@@ -1,7 +1,8 @@
 """The registry of an app: its tasks, and what it declares in code and in headway.toml: schedules, limits, tenants."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+from functools import partial
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -18,13 +19,17 @@ from headway.tasks.context import Context
 from headway.tasks.definitions import Definitions, inherited
 from headway.tasks.execution import ExecutionPolicy
 from headway.tasks.handles import AppPort
-from headway.tasks.options import Options
+from headway.tasks.options import Options, no_version, read_pin
 from headway.tasks.retry import Retry, check_retry
 from headway.tasks.rows import jobs_of_rows
 from headway.tasks.task import Task, check_function
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+# Options of a task that its jobs inherit and may change.
+_JOB_OPTIONS: Final = ("queue", "priority", "tenant", "expires", "limit", "needs", "labels")
 
 
 class TaskOptions(TypedDict, total=False):
@@ -37,6 +42,9 @@ class TaskOptions(TypedDict, total=False):
     timeout: DurationLike | None
     expires: DurationLike | None
     limit: str | None
+    needs: Mapping[str, int | float | str] | None
+    labels: Mapping[str, str] | None
+    pin: bool | None
 
 
 def check_task_options(options: Mapping[str, object]) -> None:
@@ -59,8 +67,9 @@ class _Registers(Protocol):
 class TaskRegistry(AppPort):
     """Hold what an app defines, and make jobs of it. The app stores and runs them."""
 
-    def __init__(self, name: str, file: Definitions) -> None:
+    def __init__(self, name: str, file: Definitions, version: str | None = None) -> None:
         self.name = name
+        self.version = version
         self.tasks: dict[str, Task[Any, Any]] = {}
         self._declared: dict[str, ScheduleSpec] = {}
         self._limits: dict[str, Limit] = {}
@@ -70,7 +79,7 @@ class TaskRegistry(AppPort):
     @property
     def declared(self) -> dict[str, ScheduleSpec]:
         """The schedules that are declared, in code and in headway.toml, by `schedule_key`: the name, in most apps."""
-        in_file = self._file.specs(self._spec)
+        in_file = self._file.specs(partial(self._spec, is_declared=True))
         return {**self._declared, **{schedule_key(spec.tenant, name): spec for name, spec in in_file.items()}}
 
     @property
@@ -116,12 +125,15 @@ class TaskRegistry(AppPort):
         `isolation` says where it runs: a `def` in a `process` (the default: it can be killed alone) or in a `thread`,
         an `async def` on the `loop` that it shares with others (the default) or in a `process`. An attempt that exceeds
         `timeout` is stopped; a job that has not begun after `expires` is cancelled. `limit` is the name of a limit, a
-        template over the arguments of the job: `account-{account_id}`.
+        template over the arguments of the job: `account-{account_id}`. A worker takes the job only if it offers what
+        the job `needs`, such as `{"cpu": 2, "memory": "4G"}`, and has its `labels`; with `pin`, only if its code has
+        the version of the process that enqueued the job.
         """
         check_task_options(options)
         policy, timeout = check_retry(options.get("retry")), options.get("timeout")
-        given = {name: options.get(name) for name in ("queue", "priority", "tenant", "expires", "limit")}
-        defaults = Options().changed(given)
+        defaults = Options().changed({name: options.get(name) for name in _JOB_OPTIONS})
+        if options.get("pin") is not None:
+            defaults = msgspec.structs.replace(defaults, pin=read_pin(options["pin"])).with_needs(self.version)
         if policy is not None:
             defaults = msgspec.structs.replace(defaults, max_attempts=policy.max_attempts, backoff=policy.backoff)
 
@@ -140,6 +152,8 @@ class TaskRegistry(AppPort):
         if name in self.tasks:
             where = f", one of them in {self._file.file}" if name in self._file.tasks else ""
             raise InvalidTask(f"two tasks are named {name!r}{where}; give one of them another name")
+        if options.pin and self.version is None:
+            raise no_version(name)
         self.tasks[name] = task = Task(self, callee, name, options, execution)
         return task
 
@@ -154,7 +168,7 @@ class TaskRegistry(AppPort):
     ) -> ScheduleSpec:
         """Declare when a task runs; `sync`, or a scheduler that starts with this app, writes it to the store."""
         check_name(name, "schedule name")
-        spec = self._spec(task, trigger, args, policies)
+        spec = self._spec(task, trigger, args, policies, is_declared=True)
         key = schedule_key(spec.tenant, name)
         in_file = name in self._file.schedules and self._file.schedules[name].tenant == spec.tenant
         if key in self._declared or in_file:
@@ -205,8 +219,15 @@ class TaskRegistry(AppPort):
         return register
 
     def _spec(
-        self, task: "Task[Any, Any] | str", trigger: Trigger, args: Mapping[str, Any] | None, policies: dict[str, Any]
+        self,
+        task: "Task[Any, Any] | str",
+        trigger: Trigger,
+        args: Mapping[str, Any] | None,
+        policies: dict[str, Any],
+        *,
+        is_declared: bool = False,
     ) -> ScheduleSpec:
+        """Define a schedule. One that is put at run time outlives this code, so it is not pinned to its version."""
         if isinstance(task, str):
             if self.tasks and task not in self.tasks:
                 raise TaskNotFound(f"no task is named {task!r}; known are {', '.join(sorted(self.tasks)[:20])}")
@@ -217,6 +238,8 @@ class TaskRegistry(AppPort):
             raise InvalidSchedule(f"a schedule runs a task or the name of one, not {quote(task)}")
         named = task.bind((), dict(args or {}))
         options = {**policies, "args": named}
+        if is_declared and task.defaults.pin:
+            options.setdefault("version", self.version)
         return ScheduleSpec.build(task=task.name, trigger=trigger, **(inherited(task.defaults, options) | options))
 
     # --- jobs of tasks

@@ -6,7 +6,7 @@ the rests of the loops are stretched up to it, so a quiet day costs milliseconds
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final, Self
@@ -48,7 +48,11 @@ class _Driver(InlineSqliteDriver):
     async def run(self, begin: Begin[T]) -> T:
         """Run a transaction, and wake all processes if it changed anything."""
         await self._pass()
-        result = self.connection.run(begin)
+        try:
+            result = self.connection.run(begin)
+        except BaseException:
+            self._world.has_not_changed()
+            raise
         self._world.may_have_changed()
         return result
 
@@ -130,7 +134,7 @@ class Process:
 class VirtualProcesses:
     """Starts, stops and kills processes, and lets their time pass."""
 
-    def __init__(self, app: Headway, start: Instant, seed: int, workers: int) -> None:
+    def __init__(self, app: Headway, start: Instant, seed: int, workers: int, offers: Sequence[Settings] = ()) -> None:
         self.app = app
         self.connection = SqliteConnection(":memory:", now=self._instant)
         self.listeners: dict[str, Callable[[str], None]] = {}
@@ -150,15 +154,15 @@ class VirtualProcesses:
         self._processes: list[Process] = []
         self._schedulers: list[Process] = []
         self._workers: list[Process] = []
-        self._worker_count = workers
+        self._offers = [*offers] or [app.settings] * workers  # Of each worker: its offer and labels.
 
     def _open(self) -> None:
         self._run(self._prepare())
         self._start_process("housekeeper")
         self._through(self._loop.time())  # So that only this process does the housekeeping.
         self.start_schedulers()
-        for _ in range(self._worker_count):
-            self._workers.append(self._start_process("worker", has_child_pool=True))
+        for offer in self._offers:
+            self._workers.append(self._start_process("worker", offer=offer, has_child_pool=True))
         self._through(self._loop.time())
 
     @staticmethod
@@ -221,10 +225,14 @@ class VirtualProcesses:
         clock.world, clock.gate = self, gate
         return clock
 
-    def _start_process(self, role: str, *, schedules: bool = False, has_child_pool: bool = False) -> Process:
+    def _start_process(
+        self, role: str, *, offer: Settings | None = None, schedules: bool = False, has_child_pool: bool = False
+    ) -> Process:
         self._names += 1
         process = Process(self, f"{role}-{self._names}")
         settings = replace(self._settings, node=process.name)
+        if offer is not None:
+            settings = replace(settings, offer=offer.offer, labels=offer.labels, app_version=self.app.version)
         if has_child_pool:
             process.child_pool = InlineChildPool(
                 self.app.tasks, self._hello.tasks, self.app, process.clock, process.gate, self._note_end
@@ -255,6 +263,10 @@ class VirtualProcesses:
 
     def _run(self, coroutine: Any) -> None:
         self._loop.run_until_complete(coroutine)
+
+    def has_not_changed(self) -> None:
+        """Ignore the changes of a call that was rolled back."""
+        self._changes = self.connection.raw.total_changes
 
     def may_have_changed(self) -> None:
         """Wake all processes if the last call changed the store."""

@@ -8,9 +8,9 @@
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -27,6 +27,8 @@ from headway.core.instants import (
 )
 from headway.core.jobs import Job
 from headway.core.lifecycle import Status
+from headway.core.needs import read_amounts, read_labels
+from headway.core.settings import Settings
 from headway.core.tenants import DEFAULT_TENANT
 from headway.core.validation import read_status
 from headway.store import Store
@@ -56,8 +58,8 @@ class Decision:
 class World(VirtualProcesses):
     """The result of `virtual`: an app with its own time."""
 
-    def __init__(self, app: Headway, start: Instant, seed: int, workers: int) -> None:
-        super().__init__(app, start, seed, workers)
+    def __init__(self, app: Headway, start: Instant, seed: int, workers: int, offers: Sequence[Settings] = ()) -> None:
+        super().__init__(app, start, seed, workers, offers)
         self._promises = Promises(self.store)
 
     # --- time
@@ -161,7 +163,8 @@ class World(VirtualProcesses):
     def kill_worker(self, job: JobHandle | str) -> None:
         """Kill the worker that runs a job, like `kill -9`; a new one replaces it, and others go on."""
         process = self._worker_of(job)
-        self._workers[self._workers.index(process)] = self._start_process("worker", has_child_pool=True)
+        number = self._workers.index(process)
+        self._workers[number] = self._start_process("worker", offer=self._offers[number], has_child_pool=True)
         self._run(self._kill(process))
 
     def freeze_worker(self, job: JobHandle | str, duration: DurationLike) -> None:
@@ -187,12 +190,33 @@ def _moment(instant: Instant | None) -> datetime | None:
     return None if instant is None else to_datetime(instant)
 
 
+Offered = Mapping[str, "int | float | str"]  # Such as {"cpu": 8, "memory": "32G"}.
+
+
+def _offering(settings: Settings, offer: Offered | None, labels: Mapping[str, str] | None) -> Settings:
+    """Return settings with another offer of a worker and other labels."""
+    return replace(
+        settings,
+        offer=settings.offer if offer is None else read_amounts(offer, "offers"),
+        labels=settings.labels if labels is None else read_labels(labels, "labels"),
+    )
+
+
 @contextmanager
-def virtual(app: Headway, start: InstantLike = START_DEFAULT, *, seed: int = 0, workers: int = 2) -> Iterator[World]:
+def virtual(
+    app: Headway,
+    start: InstantLike = START_DEFAULT,
+    *,
+    seed: int = 0,
+    workers: int = 2,
+    offers: Sequence[Offered] | Offered | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> Iterator[World]:
     """Run an app in a virtual world, with its schedules, a scheduler and workers, starting at a time of your choice.
 
     Until the block ends, the app's own calls (`task.enqueue_sync`, `job.wait_sync`, …) use this world. The same app,
-    start and seed produce the same history.
+    start and seed produce the same history. `offers` says what each worker offers to jobs with needs, or what all of
+    them do; without it, the settings of the app say so. All workers have these `labels`, too.
     """
     try:
         asyncio.get_running_loop()
@@ -200,5 +224,7 @@ def virtual(app: Headway, start: InstantLike = START_DEFAULT, *, seed: int = 0, 
         pass
     else:
         raise RuntimeError("virtual() runs its own event loop: use it in a plain def, not in a coroutine")
-    with World(app, parse_instant(start, what="start"), seed, workers).entered() as world:
+    each = [offers or None] * workers if offers is None or isinstance(offers, Mapping) else [*offers]
+    settings = [_offering(app.settings, one, labels) for one in each]
+    with World(app, parse_instant(start, what="start"), seed, len(settings), settings).entered() as world:
         yield world

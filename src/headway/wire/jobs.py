@@ -12,6 +12,7 @@ from headway.core.job_details import eta_at, eta_seconds, read_detail, read_erro
 from headway.core.job_logs import read_stream
 from headway.core.job_summary import glance
 from headway.core.lifecycle import Status
+from headway.core.needs import shown_needs
 from headway.core.windows import WINDOW_OPTIONS
 from headway.wire.base import (
     LISTED_BYTES_MAX,
@@ -87,6 +88,9 @@ class Detail(Resource):
         "key": None,
         "tags": [],
         "limit": None,
+        "needs": {"cpu": 2, "memory": 4294967296},
+        "labels": None,
+        "pinned_to": None,
         "schedule": "daily-report",
         "occurrence_at": _AT,
         "batch": None,
@@ -136,6 +140,9 @@ class Job(Resource, kw_only=True, gc=False):
     key: str | None
     tags: list[str]
     limit: Annotated[str | None, msgspec.Meta(description="the limit that it names")]
+    needs: Annotated[dict[str, Any] | None, msgspec.Meta(description="what a worker must offer, by name")]
+    labels: Annotated[dict[str, str] | None, msgspec.Meta(description="the labels that a worker must have")]
+    pinned_to: Annotated[str | None, msgspec.Meta(description="the version of the code that a worker must have")]
     schedule: str | None
     occurrence_at: Time | None
     batch: str | None
@@ -180,6 +187,8 @@ class NewJob(msgspec.Struct, forbid_unknown_fields=True):
     tags: list[Text] | None = None
     metadata: dict[str, Any] | None = None
     limit: Text | None = None
+    needs: dict[str, float | str] | None = None
+    labels: dict[str, Text] | None = None
     debounce: str | float | int | None = None
     max_wait: str | float | int | None = None
     throttle: str | float | int | None = None
@@ -349,6 +358,7 @@ def job_of(
         key=job.key,
         tags=list(job.tags),
         limit=job.limit_key or None,
+        **_needs_of(job),
         schedule=job.schedule_name,
         occurrence_at=stamp(job.occurrence_at),
         batch=None,
@@ -367,6 +377,11 @@ def job_of(
         why=glance(job, now, node_name) if why is None else why,
         eta_seconds=eta_seconds(job, now),
     )
+
+
+def _needs_of(job: jobs.Job) -> dict[str, Any]:
+    needs, labels, pinned_to = shown_needs(job.needs) if job.needs else ({}, {}, None)
+    return {"needs": needs or None, "labels": labels or None, "pinned_to": pinned_to}
 
 
 def set_outlook(

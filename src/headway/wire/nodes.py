@@ -1,6 +1,8 @@
 """Nodes and workers as JSON."""
 
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from headway.core import nodes as core
 from headway.core.instants import isoformat
@@ -44,6 +46,10 @@ class Node(Resource):
         "children": 2,
         "queues": ["*"],
         "tasks": ["report"],
+        "offer": {"cpu": 8, "memory": 34359738368},
+        "offer_free": {"cpu": 6, "memory": 30064771072},
+        "labels": {"zone": "eu"},
+        "app_version": "1.4.2",
     },
     known_by=frozenset({"id", "slots", "tasks"}),
 )
@@ -61,6 +67,10 @@ class Worker(Resource):
     children: Count
     queues: list[str]
     tasks: list[str]
+    offer: Annotated[dict[str, Any], msgspec.Meta(description="what jobs with needs may use here, by name")]
+    offer_free: Annotated[dict[str, Any], msgspec.Meta(description="what of it is free")]
+    labels: dict[str, str]
+    app_version: Annotated[str | None, msgspec.Meta(description="the version of its code, for pinned jobs")]
 
 
 @example(

@@ -61,6 +61,9 @@ class ScheduleBody(When, forbid_unknown_fields=True, kw_only=True):
     callback_url: _Text | None = None
     expires: _Duration | None = None
     limit: _Text | None = None
+    needs: dict[str, float | str] | None = None
+    labels: dict[str, _Text] | None = None
+    version: _Text | None = None
 
 
 class NamedSchedule(ScheduleBody, forbid_unknown_fields=True, kw_only=True):

@@ -13,6 +13,7 @@ from headway.core import occurrences, schedules
 from headway.core.instants import Instant
 from headway.core.job_details import read_json
 from headway.core.lifecycle import Status
+from headway.core.needs import shown_needs
 from headway.core.occurrences import Decided
 from headway.core.schedule_names import ScheduleRef
 from headway.core.schedules import Missed, Overlap, ScheduleSpec
@@ -63,6 +64,9 @@ _DEFINITION: Final[dict[str, Any]] = {
     "callback_url": None,
     "expires": None,
     "limit": None,
+    "needs": None,
+    "labels": None,
+    "version": None,
 }
 _PREVIEW: Final = {
     "instant": "2027-03-28T01:00:00Z",
@@ -162,6 +166,9 @@ class Schedule(Resource):
     callback_url: str | None
     expires: Span | None
     limit: str | None
+    needs: Annotated[dict[str, Any] | None, msgspec.Meta(description="what a worker must offer, by name")]
+    labels: Annotated[dict[str, str] | None, msgspec.Meta(description="the labels that a worker must have")]
+    version: Annotated[str | None, msgspec.Meta(description="the version of the code that its jobs are pinned to")]
     owner: str
     revision: Annotated[int, msgspec.Meta(description="its ETag; grows with every change")]
     created_at: Time
@@ -237,6 +244,9 @@ def definition_of(spec: ScheduleSpec) -> dict[str, Any]:
         "callback_url": None if spec.callback_url is None else mask_url(spec.callback_url),
         "expires": duration(spec.expires),
         "limit": spec.limit,
+        "needs": shown_needs(spec.needs)[0] or None,
+        "labels": shown_needs(spec.labels)[1] or None,
+        "version": spec.version,
     }
 
 

@@ -71,7 +71,10 @@ def _services_on(
     offload, news, due = ThreadOffload(), asyncio.Event(), asyncio.Event()
     fanout = Fanout(store.feed, clock, view, offload, wake=news.set)
     deliverer = Deliverer(store.webhooks, store.feed, settings, clock, offload=offload, wake=due.set)
-    quotas, catalogue = TenantQuotas(TenantCounts(store), settings, clock), TaskCatalogue(store, clock, tasks)
+    quotas, catalogue = (
+        TenantQuotas(TenantCounts(store), settings, clock),
+        TaskCatalogue(store, clock, tasks, settings.app_version),
+    )
     reader = JobReader(store, view)
     own = [
         Loop("fanout", fanout.tick, clock=clock, rest_s_max=5.0, woken=news),

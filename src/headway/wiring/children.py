@@ -51,6 +51,11 @@ class Described(Protocol):
         ...
 
     @property
+    def version(self) -> str | None:
+        """The version of its code."""
+        ...
+
+    @property
     def tasks(self) -> Mapping[str, Task[Any, Any]]:
         """Its tasks."""
         ...
@@ -85,4 +90,4 @@ def hello_of(app: Described, store: str) -> Hello:
     ]
     schedules = {name: spec.to_json() for name, spec in app.declared.items()}
     limits, tenants = tuple(app.declared_limits.values()), tuple(app.declared_tenants.values())
-    return Hello(os.getpid(), app.name, store, tasks, schedules, limits=limits, tenants=tenants)
+    return Hello(os.getpid(), app.name, store, tasks, schedules, limits=limits, tenants=tenants, version=app.version)

@@ -6,6 +6,8 @@
     housekeeping  holds the lease on the housekeeping        (any role: every node can do it)
     promoter      makes due jobs ready                       (with the housekeeping lease)
     janitor       expires, ends, revives, prunes             (with the housekeeping lease)
+    lane_keeper   lets jobs go on that wait at a limit       (with the housekeeping lease)
+    needs_keeper  parks what no worker can run               (with the housekeeping lease)
     claimer · lease_extender · settler · reporter · lease_watchdog    (role worker, see worker/supervisor.py)
     declarations  writes limits of the app that wait for older nodes to end
     announcer     sends hints about ready jobs               (with a transport)
@@ -31,12 +33,14 @@ from headway.core.events import subscribed
 from headway.core.instants import SECOND
 from headway.core.json_values import JsonObject
 from headway.core.nodes import Node
-from headway.core.ports import AuditLogPruning, Housekeeping, LaneUpkeep, Leases, NodeRegistry, SchedulerLedger, WakeUps
+from headway.core.ports import Housekeeping, Leases, NodeRegistry, SchedulerLedger, WakeUps
 from headway.core.process_metrics import ProcessMetrics
 from headway.core.settings import Settings
+from headway.core.upkeep_ports import AuditLogPruning, LaneUpkeep, NeedsUpkeep
 from headway.queue.announcer import Dispatch
 from headway.queue.janitor import Janitor
 from headway.queue.lane_keeper import LaneKeeper
+from headway.queue.needs_keeper import NeedsKeeper
 from headway.queue.promoter import Promoter
 from headway.scheduling.scheduler import Fencing, LeaderFencing, LockFencing, Scheduler
 from headway.wiring.declarations import DeclarationSync
@@ -63,6 +67,7 @@ class NodePorts:
     admission: AdmittedLeases | None = None  # The leases again, if a coordination engine grants them.
     audit_log: AuditLogPruning | None = None  # Set if its size must be limited.
     lanes: LaneUpkeep | None = None
+    needs: NeedsUpkeep | None = None
     dispatch: Dispatch | None = None  # Carries hints about ready jobs, if the store does not do it alone.
 
 
@@ -102,7 +107,10 @@ class EngineNode:
         self._scheduler_loop = self._scheduler()
         self._promoter_loop = self._promoter()
         self._janitor_loop = self._janitor()
-        self._lane_loops = () if world.lanes is None else (self._lane_keeper(world.lanes),)
+        self._lane_loops = (
+            *(() if world.lanes is None else (self._lane_keeper(world.lanes),)),
+            *(() if world.needs is None else (self._needs_keeper(world.needs),)),
+        )
         self._declaring_loops = () if declared is None or not declared.is_waiting else (self._declaring(declared),)
         self._shards_loop = Loop("shards", self._shards.tick, clock=clock, rest_s_max=self._rest_s_max)
         self._house_loop = Loop(HOUSEKEEPING, self._housekeeping.tick, clock=clock, rest_s_max=self._rest_s_max)
@@ -286,6 +294,10 @@ class EngineNode:
 
     def _declaring(self, declared: DeclarationSync) -> Loop:
         return Loop("declarations", declared.tick, clock=self._clock, rest_s_max=RETRY_REST_S_MAX)
+
+    def _needs_keeper(self, needs: NeedsUpkeep) -> Loop:
+        keeper = NeedsKeeper(needs, self._world.nodes, clock=self._clock, is_mine=self._keeps_house)
+        return Loop("needs_keeper", keeper.tick, clock=self._clock, rest_s_max=self._settings.poll / SECOND)
 
     def _keeps_house(self) -> bool:
         return HOUSEKEEPING in self._housekeeping.held()

@@ -101,7 +101,8 @@ async def run_worker(
             hello = await _hello(child_pool, stopping)
             if hello is None:
                 return
-            settings = replace(settings, store=store or hello.store)
+            version = hello.version or settings.app_version
+            settings = replace(settings, store=store or hello.store, app_version=version)
             log.write(
                 "starting",
                 node=clock.node,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.coordination.admission import AdmittedLeases
 from headway.core.clock import Clock
+from headway.core.needs import Offer
 from headway.core.ports import LiveView, WakeUps
 from headway.core.settings import Settings
 from headway.queue.announcer import Dispatch
@@ -45,6 +46,7 @@ def world_of(store: Store, admission: AdmittedLeases | None = None, dispatch: Di
         watch=watch,
         audit_log=store.audit_log,
         lanes=store.limits,
+        needs=store.needs,
         admission=admission,
         dispatch=dispatch,
     )
@@ -79,6 +81,7 @@ def worker_node(
         live=live_of(settings, clock),
         hints=world.dispatch,
     )
+    supervisor.offer(Offer(settings.offer or {}, settings.labels or {}, settings.app_version))
     return EngineNode(
         world, settings, clock, version=version, schedules=schedules, supervisor=supervisor, declared=declared
     )

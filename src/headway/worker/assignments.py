@@ -18,6 +18,9 @@ class Assignments:
             supervisor_port  # The first child says which store it is, so it is there before the supervisor.
         )
         self.where: dict[str, ChildRecord] = {}
+        self.stopping: dict[
+            tuple[str, int], ChildRecord
+        ] = {}  # Abandoned attempts that ran in children that are killed.
 
     @property
     def supervisor(self) -> SupervisorPort:
@@ -30,6 +33,10 @@ class Assignments:
         child = self.where.get(job_id)
         assigned = child.handover.find(job_id, attempt) if child is not None else None
         return None if child is None or assigned is None else (child, assigned)
+
+    def bury(self, child: ChildRecord) -> None:
+        """Note that a child and all that it started are gone."""
+        self.stopping = {attempt: where for attempt, where in self.stopping.items() if where is not child}
 
     def end(self, claimed: Claimed, outcome: AttemptOutcome) -> None:
         """Report the outcome of an attempt that its child no longer has."""

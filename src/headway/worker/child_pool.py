@@ -125,6 +125,10 @@ class ChildPool:
         """Kill a job whose lease is lost, and report nothing about it."""
         self.stopper.abandon(job_id, attempt)
 
+    def is_stopping(self, job_id: str, attempt: int) -> bool:
+        """Return whether the code of an abandoned attempt may still run."""
+        return (job_id, attempt) in self.assignments.stopping
+
     def release_waiting(self, reason: str) -> None:
         """Hand back every job that has not begun; the worker drains."""
         self.processes.is_closing = True
@@ -196,6 +200,7 @@ class ChildPool:
 
     def _settle_dead(self, child: ChildRecord) -> None:
         _, ends = self._unswept.pop(child, (0.0, ()))
+        self.assignments.bury(child)
         for claimed, outcome in ends:
             if self.assignments.where.get(claimed.job_id) is child:
                 self.assignments.end(claimed, outcome)

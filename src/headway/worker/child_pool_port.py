@@ -73,6 +73,10 @@ class ChildPoolPort(Protocol):
         """Kill a job whose lease is lost, and report nothing about it."""
         ...
 
+    def is_stopping(self, job_id: str, attempt: int) -> bool:
+        """Return whether the code of an abandoned attempt may still run."""
+        ...
+
     def release_waiting(self, reason: str) -> None:
         """Hand back every job that has not begun."""
         ...

@@ -14,12 +14,14 @@ from headway.core.lifecycle import AttemptOutcome, Parked, Released
 from headway.core.nodes import Node
 from headway.core.ports import Claims
 from headway.core.validation import REASON_LENGTH_MAX, storable
+from headway.core.worker_offers import offer_of, offers_of
 from headway.worker.child_pool_port import ChildPoolPort
+from headway.worker.class_claims import ClassClaims
 from headway.worker.held import HeldAttempts
 from headway.worker.hints import HintTaker
 from headway.worker.ipc import FRAME_BYTES_MAX
 from headway.worker.lane_book import LaneBook
-from headway.worker.suspects import Suspects
+from headway.worker.suspects import Rival, Suspects
 
 CLAIM_MAX: Final = 2_000
 EMPTY_MAX: Final = 100  # Claims in a row that only find lanes without jobs.
@@ -67,6 +69,7 @@ class Claimer:
         self._seen: set[str] = set(queues) or {QUEUE_USUAL}  # The queues to claim from, as far as they are known.
         self._looked: set[str] = set()  # Queues that were searched with no notification in the meantime.
         self._lanes = LaneBook(clock)
+        self._classes = ClassClaims(work, held, self._lanes, clock=clock, poll_s=poll_s, queues=self.queues)
         self._unpark_at = 0.0
         self._compared_at = -1e9  # When held attempts were last compared with the store.
         self._suspects = Suspects(work, held, clock=clock, lease=held.lease, poll_s=poll_s, queues=self.queues)
@@ -90,6 +93,7 @@ class Claimer:
         """Handle the notification that a tenant or a limit of a queue has jobs that may start."""
         if not self.queues or queue in self.queues:
             self._lanes.add(queue)
+            self._classes.hear(queue)
             self._see(queue)
             self.wake()
 
@@ -102,6 +106,7 @@ class Claimer:
         """Handle a notification about a commit of any kind."""
         if self.hints is None or not self.hints.is_working or not self._is_alike:
             self._queues_seen_at = -1e9
+            self._classes.hear()
             self.wake()
 
     def _see(self, queue: str) -> None:
@@ -119,7 +124,7 @@ class Claimer:
             return
         newest = max((peer.beat_at for peer in peers if peer.beat_at <= self._clock.now() + MINUTE), default=0)
         known: set[str] = set()
-        rivals: dict[str, frozenset[str]] = {}
+        rivals: dict[str, Rival] = {}
         is_alike = True
         for peer in peers:
             worker = peer.state.get("worker")
@@ -129,10 +134,12 @@ class Claimer:
                 if self._shares_queues(_names(worker.get("queues"))):
                     is_alike &= tasks == child_pool.tasks.keys()
                     if peer.beat_at >= newest - RIVAL_SILENT_MAX and not worker.get("draining"):
-                        rivals[peer.id] = tasks
+                        rivals[peer.id] = Rival(tasks, offer_of(worker))
         self._foreign = frozenset(known - child_pool.tasks.keys())
         self._is_alike = is_alike
         self._suspects.peers = rivals
+        able = [peer for peer in peers if peer.id in rivals]
+        self._classes.peers = offers_of(able) if self._classes.is_on else ()
 
     def _shares_queues(self, queues: Collection[str]) -> bool:
         return not self.queues or "*" in queues or not set(queues).isdisjoint(self.queues)
@@ -192,6 +199,7 @@ class Claimer:
             for queue in sorted(queues):
                 if not self.queues or queue in self.queues:
                     self._lanes.add(queue)
+                    self._classes.hear(queue)
                     self._see(queue)
         if self._lanes.charges_now():
             self._held.usage.go_on(self._held)
@@ -207,6 +215,9 @@ class Claimer:
         """Claim from known queues first, so that their jobs do not wait for the search for other queues."""
         await self.hand_back_unknown()
         await self._claim_suspects(child_pool)
+        self._held.has_freed_needs = False
+        for queue in await self._classes.find():
+            self._see(queue)
         rest_s = self._poll_s if self.keeps_others_out else await self._fill(child_pool)
         await self._suspects.look(child_pool.tasks)
         await self._claim_suspects(child_pool)
@@ -332,7 +343,13 @@ class Claimer:
         return len(jobs), len(jobs) == limit or bool(mix & full) or others
 
     async def _claim_ready(self, queue: str, limit: int, skip: Collection[str]) -> tuple[Sequence[Claimed], bool]:
-        """Claim jobs of a queue, by lanes if it has any; return them, and whether other lanes may have more."""
+        """Claim jobs of a queue; return them, and whether there may be more that the room does not show."""
+        if not self._classes.is_on:
+            return await self._claim_usual(queue, limit, skip)
+        return await self._classes.claim(queue, limit, skip, lambda room: self._claim_usual(queue, room, skip))
+
+    async def _claim_usual(self, queue: str, limit: int, skip: Collection[str]) -> tuple[Sequence[Claimed], bool]:
+        """Claim jobs without needs, by lanes if the queue has any; return them, and whether lanes may have more."""
         node, lease = self._clock.node, self._lease
         if queue not in self._lanes:
             return await self._work.claim(queue, node=node, lease=lease, limit=limit, skip=skip), False
@@ -340,6 +357,7 @@ class Claimer:
             past = self._lanes.past(queue)
             claim = await self._work.claim_lanes(queue, node=node, lease=lease, limit=limit, skip=skip, past=past)
             self._lanes.note(queue, claim, self._poll_s)
+            self._classes.heard_of(queue, claim.classes)
             if claim.jobs or not (claim.has_more and claim.has_closed):
                 break
         return claim.jobs, claim.has_more

@@ -16,6 +16,7 @@ from headway.core.events import AttemptsLost, emit
 from headway.core.instants import SECOND, Duration, Instant
 from headway.core.jobs import Claimed, Report
 from headway.core.ports import Charge, Latest
+from headway.worker.capacity import Capacity
 from headway.worker.child_pool_port import ChildPoolPort
 
 QUIET_S: Final = 5.0  # Loops that this process wakes itself rest this long; such a wake-up cannot get lost.
@@ -43,7 +44,7 @@ class Usage:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._charges: dict[tuple[str, str], Charge] = {}
+        self._charges: dict[tuple[str, str, str], Charge] = {}
 
     def ended(self, held: HeldAttempt) -> None:
         """Add an attempt that is over."""
@@ -73,15 +74,16 @@ class Usage:
             return
         took = self._took(held)
         more, held.charged = took - held.charged, took
-        queue, tenant = held.claimed.queue, held.claimed.share
-        self._put(Charge(queue=queue, tenant=tenant, more=more, took=took if jobs else 0, jobs=jobs))
+        queue, needs, tenant = held.claimed.queue, held.claimed.needs, held.claimed.share
+        self._put(Charge(queue=queue, needs=needs, tenant=tenant, more=more, took=took if jobs else 0, jobs=jobs))
 
     def _put(self, charge: Charge) -> None:
-        key = (charge.queue, charge.tenant)
+        key = (charge.queue, charge.needs, charge.tenant)
         known = self._charges.get(key)
         if known is not None:
             charge = Charge(
                 queue=charge.queue,
+                needs=charge.needs,
                 tenant=charge.tenant,
                 more=known.more + charge.more,
                 took=known.took + charge.took,
@@ -105,6 +107,8 @@ class HeldAttempts:
         self.given_up: set[tuple[str, int]] = set()  # Lost attempts that the store may still list as ours.
         self.doubted_at = -1e9  # When it was last unclear what the store lists as ours.
         self.freed: Counter[str] = Counter()  # Places at gates that ended attempts have left.
+        self.capacity = Capacity(self._claimed, self._may_run)
+        self.has_freed_needs = False  # Whether an attempt with needs has ended since the last claim.
         self._by_id: dict[str, HeldAttempt] = {}
         self._is_claiming = False
         self._idle = asyncio.Event()
@@ -126,6 +130,9 @@ class HeldAttempts:
     def add(self, claimed: Claimed, sent: float) -> None:
         """Add an attempt whose claim was sent at this time."""
         self._idle.clear()
+        earlier = self._by_id.get(claimed.job_id)
+        if earlier is not None and not earlier.is_ending:
+            self._give_up(earlier)
         self._by_id[claimed.job_id] = HeldAttempt(
             claimed, self.trusted_until(sent), claimed.log_bytes, since=sent, charged=claimed.reserved
         )
@@ -150,17 +157,29 @@ class HeldAttempts:
             del self._by_id[held.claimed.job_id]
             self.freed.update(held.claimed.gates)
             self.usage.ended(held)
+            self.has_freed_needs |= held.claimed.needs != ""
             self.on_removed(held)
 
     def lose(self, lost: Sequence[HeldAttempt], reason: str) -> None:
         """Abandon attempts whose leases are lost: kill their code and discard their reports."""
         for held in lost:
             self.child_pool.abandon(held.claimed.job_id, held.claimed.attempt)
+            self._give_up(held)
             self.remove(held)
-            self.given_up.add((held.claimed.job_id, held.claimed.attempt))
         self.doubt()
         emit(AttemptsLost(node=self._clock.node, job_ids=tuple(h.claimed.job_id for h in lost), reason=reason))
         self.note_idle()
+
+    def _give_up(self, held: HeldAttempt) -> None:
+        self.given_up.add((held.claimed.job_id, held.claimed.attempt))
+        self.capacity.lose(held.claimed)
+
+    def _claimed(self) -> Iterator[Claimed]:
+        return (held.claimed for held in self)
+
+    def _may_run(self, job_id: str, attempt: int) -> bool:
+        """Return whether the code of a lost attempt may still run, or the store may still list it as ours."""
+        return (job_id, attempt) in self.given_up or self.child_pool.is_stopping(job_id, attempt)
 
     # --- lost answers
 

@@ -90,6 +90,7 @@ class Hello(_Message, tag=True, frozen=True):
     error: str | None = None
     limits: tuple[Limit, ...] = ()
     tenants: tuple[Tenant, ...] = ()
+    version: str | None = None
 
 
 class Done(_Message, tag=True, frozen=True):

@@ -17,7 +17,8 @@ class LaneBook:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._queues: set[str] = set()
-        self._past: dict[tuple[str, str], float] = {}  # Until when a tenant's jobs in a queue are not looked at.
+        # Until when a tenant's jobs in a queue, with some needs, are not looked at.
+        self._past: dict[tuple[str, str, str], float] = {}
         self._unused: set[str] = set()
         self._full: set[str] = set()  # Gates at which lanes wait, as far as we have seen.
         self._look_at: float | None = None
@@ -34,24 +35,24 @@ class LaneBook:
         if len(self._queues) < QUEUES_MAX:
             self._queues.add(queue)
 
-    def past(self, queue: str) -> list[str]:
+    def past(self, queue: str, needs: str = "") -> list[str]:
         """Return the tenants of whose jobs this worker could take none a moment ago."""
         now = self._clock.monotonic()
         self._past = {key: until for key, until in self._past.items() if until > now}
-        return [tenant for of_queue, tenant in self._past if of_queue == queue]
+        return [tenant for of_queue, of_needs, tenant in self._past if (of_queue, of_needs) == (queue, needs)]
 
-    def note(self, queue: str, claim: LaneClaim, past_s: float) -> None:
+    def note(self, queue: str, claim: LaneClaim, past_s: float, *, needs: str = "") -> None:
         """Remember what a claim has found."""
         now = self._clock.monotonic()
         for tenant in claim.in_vain:
             if len(self._past) < PAST_MAX:
-                self._past[queue, tenant] = now + past_s
+                self._past[queue, needs, tenant] = now + past_s
         self._full |= claim.full
         self._unused |= claim.unused & self._full
         if claim.look_in is not None:
             look_at = now + claim.look_in / SECOND
             self._look_at = look_at if self._look_at is None else min(self._look_at, look_at)
-        if not claim.has_lanes and not claim.in_vain:
+        if not needs and not claim.has_lanes and not claim.in_vain:
             self._queues.discard(queue)
 
     def take_unused(self) -> set[str]:

@@ -74,6 +74,7 @@ class Stopper:
         if assigned not in back:
             if child.handover.is_running(assigned):
                 self.kill(child, f"the lease of {job_id} was lost")
+                self._assignments.stopping[job_id, attempt] = child
             child.handover.end(job_id, attempt)
         del self._assignments.where[job_id]
         self._assignments.hand_back(each for each in back if each is not assigned)

@@ -24,8 +24,10 @@ from headway.core.instants import SECOND, Duration
 from headway.core.jobs import Claimed, NewJob, Report
 from headway.core.json_values import JsonObject
 from headway.core.lifecycle import AttemptOutcome
+from headway.core.needs import Offer
 from headway.core.nodes import Node
 from headway.core.ports import Live, Work
+from headway.core.worker_offers import offer_state
 from headway.worker.child_pool_port import ChildPoolPort
 from headway.worker.claimer import Claimer
 from headway.worker.held import QUIET_S, HeldAttempts
@@ -98,9 +100,13 @@ class Supervisor:
         """Write every known outcome. The end of a job that ran alone makes room for others."""
         was_closed = self.claimer.keeps_others_out
         rest_s = await self.settler.tick()
-        if self._held.freed or (was_closed and not self.claimer.keeps_others_out):
+        if self._held.freed or self._held.has_freed_needs or (was_closed and not self.claimer.keeps_others_out):
             self.claimer.wake()
         return rest_s
+
+    def offer(self, offer: Offer) -> None:
+        """Set what jobs with needs may use here; without it, no such job is claimed."""
+        self._held.capacity.offer = offer
 
     # --- state
 
@@ -130,6 +136,7 @@ class Supervisor:
             "draining": self.is_draining,
             "children": child_pool.count(),
             "places": {kind: self._place(kind, names) for kind, names in child_pool.kinds.items()},
+            **(offer_state(capacity.offer, capacity.free()) if (capacity := self._held.capacity).offer else {}),
         }
 
     def _place(self, kind: str, names: Collection[str]) -> JsonObject:

@@ -15,10 +15,12 @@ from headway.core.clock import Clock
 from headway.core.errors import StoreUnavailable
 from headway.core.instants import MINUTE, SECOND, Duration
 from headway.core.jobs import Claimed, Suspect
+from headway.core.needs import Offer, parse_needs
 from headway.core.ports import SuspectClaims
 from headway.worker.held import HeldAttempts
 
 LOOK_MAX: Final = 50
+UNFIT_MAX: Final = 1_000
 ROUNDS: Final = 4  # Room is made in one minute of this many.
 
 
@@ -27,6 +29,14 @@ class _Watched:
     attempt: int
     company: int
     until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """Another worker that shares our queues: its tasks, and what it offers."""
+
+    tasks: frozenset[str]
+    offer: Offer
 
 
 class Suspects:
@@ -52,7 +62,8 @@ class Suspects:
         self._found: list[Suspect] = []
         self._is_making_room = False
         self._watched: dict[str, _Watched] = {}
-        self.peers: Mapping[str, frozenset[str]] = {}  # The tasks of other workers that share our queues, by node.
+        self._unfit: set[str] = set()  # Needs of suspects that this worker does not offer.
+        self.peers: Mapping[str, Rival] = {}  # Other workers that share our queues, by node.
 
     def keep_others_out(self) -> bool:
         """Return whether nothing else may be claimed now, because a suspect must run alone."""
@@ -64,7 +75,8 @@ class Suspects:
         if now < self._look_at:
             return
         self._look_at = now + self._poll_s
-        self._found = await self._work.apart(tasks, self._queues, LOOK_MAX)
+        found = await self._work.apart(tasks, self._queues, LOOK_MAX, unfit=self._unfit)
+        self._found = [one for one in found if self._is_offered(one)]
         self._is_making_room = bool(self._held) and any(self._makes_room_for(one) for one in self._found)
 
     async def claim(self, tasks: Collection[str]) -> tuple[Claimed, float] | None:
@@ -98,14 +110,29 @@ class Suspects:
             return None
         return next((one for one in self._found if one.task in tasks and self._fits(one, len(watched))), None)
 
+    def _is_offered(self, suspect: Suspect) -> bool:
+        """Return whether this worker offers what a suspect needs; leave out those like it from now on if not."""
+        if not suspect.needs or self._held.capacity.offer.covers(parse_needs(suspect.needs)):
+            return True
+        if len(self._unfit) < UNFIT_MAX:
+            self._unfit.add(suspect.needs)
+        return False
+
     def _fits(self, suspect: Suspect, watched: int) -> bool:
+        if suspect.needs and not self._held.capacity.fits(suspect.needs):
+            return False
         return suspect.company > watched or (suspect.company <= 0 and not self._held)
 
     def _makes_room_for(self, suspect: Suspect) -> bool:
         minute = suspect.waited // MINUTE
         if suspect.company > 0 or minute % ROUNDS:
             return False
-        able = [node for node, tasks in self.peers.items() if suspect.task in tasks]
+        needs = parse_needs(suspect.needs)
+        able = [
+            node
+            for node, rival in self.peers.items()
+            if suspect.task in rival.tasks and (not suspect.needs or rival.offer.covers(needs))
+        ]
         return self._clock.node == min(
             [*able, self._clock.node], key=lambda node: zlib.crc32(f"{minute} {suspect.job_id} {node}".encode())
         )

@@ -63,6 +63,9 @@ class Bystanders:
     def abandon(self, job_id: str, attempt: int) -> None:
         self.abandoned.append(job_id)
 
+    def is_stopping(self, job_id: str, attempt: int) -> bool:
+        return False
+
     def release_waiting(self, reason: str) -> None:
         """Do nothing: no job waits here."""
 

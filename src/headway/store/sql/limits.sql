@@ -10,10 +10,11 @@ select value as revision, {now} as now,
     select 1 from headway_jobs where status = 'PENDING' and queue = :queue and needs = :needs and tenant = 'default'
       and limit_key = '' and limited_task = '' and company is null
   ) as has_usual,
-  exists (
-    select 1 from headway_shares where queue = :queue and needs = :needs and open = 1
-      and (tenant <> 'default' or :needs <> '')
-  ) as has_open
+  (
+    select s.tenant from headway_shares s
+    where s.queue = :queue and s.needs = :needs and s.open = 1 and (s.tenant <> 'default' or :needs <> '')
+    order by s.queue, s.needs, s.open, s.vtime, s.tenant limit 1
+  ) is not null as has_open
 from headway_counters where name = 'limits' {share};
 
 -- name: lock_limits
@@ -133,7 +134,7 @@ order by r.queue, r.needs, r.tenant, r.limit_key, r.limited_task
 on conflict (queue, needs, tenant, limit_key, limited_task) do update set open = 1
   where headway_lanes.open = 0
     and (headway_lanes.held_by is null or headway_lanes.held_by = 'queue:' || headway_lanes.queue)
-returning tenant, limit_key, limited_task;
+returning needs, tenant, limit_key, limited_task;
 
 -- name: held_lanes
 -- Find the lanes that have waited longest at these gates, up to :limit for each; not those that wait for a rate, unless
@@ -163,7 +164,8 @@ select tenant, vtime, weight, cost,
   (
     select count(*) from (
       select 1 from headway_shares s
-      where s.queue = :queue and s.needs = :needs and s.open = 1 and s.tenant not in {list past} limit :limit + 1
+      where s.queue = :queue and s.needs = :needs and s.open = 1 and s.tenant not in {list past}
+      order by s.vtime, s.tenant limit :limit + 1
     ) as counted
   ) as open_shares
 from headway_shares
@@ -306,15 +308,15 @@ select s.tenant from {each shares as r (queue text, needs text, tenant text)}
 -- only for this statement, because claims pass over shares that are locked. A tenant whose jobs never had to wait has no
 -- share yet.
 insert into headway_shares (queue, needs, tenant, vtime, weight, cost, used, open)
-select c.in_queue, :needs, c.of_tenant, c.more / c.weight, c.weight,
+select c.in_queue, c.for_needs, c.of_tenant, c.more / c.weight, c.weight,
   case when c.jobs = 0 then :cost else c.took / c.jobs end, c.took, 0
 from (
-  select r.in_queue, r.of_tenant, r.more, r.took, r.jobs,
+  select r.in_queue, r.for_needs, r.of_tenant, r.more, r.took, r.jobs,
     coalesce((select t.weight from headway_tenants t where t.name = r.of_tenant), 1) as weight
-  from {rows charges as r (in_queue text, of_tenant text, more bigint, took bigint, jobs integer)}
+  from {rows charges as r (in_queue text, for_needs text, of_tenant text, more bigint, took bigint, jobs integer)}
 ) as c
 where true
-order by c.in_queue, c.of_tenant
+order by c.in_queue, c.for_needs, c.of_tenant
 on conflict (queue, needs, tenant) do update set
   vtime = headway_shares.vtime + excluded.vtime, used = headway_shares.used + excluded.used,
   cost = case when excluded.used = 0 then headway_shares.cost else (headway_shares.cost * 4 + excluded.cost) / 5 end;
@@ -363,7 +365,7 @@ delete from headway_lanes
 where (queue, needs, tenant, limit_key, limited_task) in (
   select queue, needs, tenant, limit_key, limited_task from old
 )
-returning tenant;
+returning queue as in_queue, needs as for_needs, tenant as of_tenant;
 
 -- name: limit_holders
 -- Read attempts that count under limits of one kind, those that have run longest first.

@@ -133,9 +133,9 @@ returning id, task, {bounded args}, attempt, failures, max_attempts, tenant, que
 
 -- name: apart
 -- Find ready suspects of these queues and tasks: jobs that run apart because workers were lost with them.
-select id, task, company, ready_at, queue, tenant, limit_key, {now} as now from headway_jobs
+select id, task, company, ready_at, queue, tenant, limit_key, needs, {now} as now from headway_jobs
 where status = 'PENDING' and company is not null and task in {list tasks}
-  and (cast(:any_queue as integer) = 1 or queue in {list queues})
+  and (cast(:any_queue as integer) = 1 or queue in {list queues}) and needs not in {list unfit}
   and (expires_at is null or expires_at > {now})
   and not exists (select 1 from headway_queues q where q.name = headway_jobs.queue and q.paused_at is not null)
 order by priority desc, run_at, id
@@ -143,7 +143,7 @@ limit :limit;
 
 -- name: suspect
 -- Read what limits look at of one ready suspect.
-select id, task, queue, tenant, limit_key from headway_jobs where id = :id and status = 'PENDING' and company is not null;
+select id, task, queue, tenant, limit_key, needs from headway_jobs where id = :id and status = 'PENDING' and company is not null;
 
 -- name: claim_apart
 -- transition: PENDING -> RUNNING
@@ -358,11 +358,11 @@ select job_id, sum({bytes result}) as size from headway_steps where job_id in {l
 select job_id, name, result from headway_steps where job_id in {list ids};
 
 -- name: unpark
--- Unpark jobs of these tasks: those parked for one cause, or all of them.
+-- Unpark jobs of these tasks: those parked for one cause, or all that another worker might run.
 update headway_jobs
 set parked = null, run_at = case when run_at > {now} then run_at else {now} end, updated_at = {now},
   version = {next version}
-where parked is not null and task in {list tasks} and status = 'BLOCKED' and (parked = :cause or :cause = '')
+where parked is not null and task in {list tasks} and status = 'BLOCKED' and (parked = :cause or (:cause = '' and parked <> 'needs'))
 returning id, {notify_waiting};
 
 -- name: unpark_jobs

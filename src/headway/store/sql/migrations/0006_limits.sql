@@ -13,6 +13,7 @@ create index headway_jobs_lane
   on headway_jobs (queue, needs, tenant, limit_key, limited_task, priority desc, run_at, id)
   where status = 'PENDING';
 drop index headway_jobs_ready;
+create index headway_jobs_parked_needs on headway_jobs (queue, needs) where parked = 'needs';
 
 -- One index for the jobs of a tenant by id, and by task. Each change of a job writes an entry to each of its indexes.
 drop index headway_jobs_latest;

@@ -1,0 +1,41 @@
+"""Ports of the housekeeping loops that keep lanes, needs and the audit log."""
+
+from typing import Protocol
+
+from headway.core.instants import Duration
+
+
+class LaneUpkeep(Protocol):
+    """What the janitor needs to keep lanes going."""
+
+    async def keep_going(self) -> bool:
+        """Open lanes that wait although their gate has a free place, and so on; return whether there is more to do."""
+        ...
+
+
+class AuditLogPruning(Protocol):
+    """What the janitor needs of the audit log."""
+
+    async def prune(self, retention: Duration, limit: int) -> int:
+        """Delete entries older than the retention, oldest first; return how many."""
+        ...
+
+
+class NeedsUpkeep(Protocol):
+    """What the keeper of needs asks of the queue. A class is a queue with what jobs in it need."""
+
+    async def waiting(self) -> list[tuple[str, str]]:
+        """Return the classes with ready jobs, as queue and needs; in turns if they are many."""
+        ...
+
+    async def parked(self) -> list[tuple[str, str]]:
+        """Return the classes with jobs that are parked because of their needs; in turns if they are many."""
+        ...
+
+    async def park(self, queue: str, needs: str, reason: str) -> int:
+        """Park ready jobs of a class; return how many, a bounded number at a time."""
+        ...
+
+    async def unpark(self, queue: str, needs: str) -> int:
+        """Let parked jobs of a class go on; return how many, a bounded number at a time."""
+        ...
