@@ -107,10 +107,7 @@ class EngineNode:
         self._scheduler_loop = self._scheduler()
         self._promoter_loop = self._promoter()
         self._janitor_loop = self._janitor()
-        self._lane_loops = (
-            *(() if world.lanes is None else (self._lane_keeper(world.lanes),)),
-            *(() if world.needs is None else (self._needs_keeper(world.needs),)),
-        )
+        self._lane_loops = self._keepers(world)
         self._declaring_loops = () if declared is None or not declared.is_waiting else (self._declaring(declared),)
         self._shards_loop = Loop("shards", self._shards.tick, clock=clock, rest_s_max=self._rest_s_max)
         self._house_loop = Loop(HOUSEKEEPING, self._housekeeping.tick, clock=clock, rest_s_max=self._rest_s_max)
@@ -287,17 +284,19 @@ class EngineNode:
         )
         return Loop("janitor", janitor.tick, clock=self._clock, rest_s_max=self._settings.poll / SECOND)
 
-    def _lane_keeper(self, lanes: LaneUpkeep) -> Loop:
-        poll = self._settings.poll
-        keeper = LaneKeeper(lanes, is_mine=self._keeps_house, poll=poll)
-        return Loop("lane_keeper", keeper.tick, clock=self._clock, rest_s_max=poll / SECOND)
+    def _keepers(self, world: NodePorts) -> tuple[Loop, ...]:
+        """Return the loops that keep lanes and needs, as far as the store has them."""
+        poll, loops = self._settings.poll, []
+        if world.lanes is not None:
+            lanes = LaneKeeper(world.lanes, is_mine=self._keeps_house, poll=poll)
+            loops.append(Loop("lane_keeper", lanes.tick, clock=self._clock, rest_s_max=poll / SECOND))
+        if world.needs is not None:
+            needs = NeedsKeeper(world.needs, world.nodes, clock=self._clock, is_mine=self._keeps_house)
+            loops.append(Loop("needs_keeper", needs.tick, clock=self._clock, rest_s_max=poll / SECOND))
+        return tuple(loops)
 
     def _declaring(self, declared: DeclarationSync) -> Loop:
         return Loop("declarations", declared.tick, clock=self._clock, rest_s_max=RETRY_REST_S_MAX)
-
-    def _needs_keeper(self, needs: NeedsUpkeep) -> Loop:
-        keeper = NeedsKeeper(needs, self._world.nodes, clock=self._clock, is_mine=self._keeps_house)
-        return Loop("needs_keeper", keeper.tick, clock=self._clock, rest_s_max=self._settings.poll / SECOND)
 
     def _keeps_house(self) -> bool:
         return HOUSEKEEPING in self._housekeeping.held()
