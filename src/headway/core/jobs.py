@@ -85,6 +85,7 @@ class JobFields(JobOptions, frozen=True, kw_only=True):
     rerun_of: str | None = None
     callback: Annotated[str | None, ERASED] = None
     limit_key: str = ""
+    group_id: str | None = None
 
 
 class NewJob(JobFields, frozen=True, kw_only=True):

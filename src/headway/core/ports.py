@@ -10,6 +10,7 @@ from zlib import crc32
 
 import msgspec
 
+from headway.core.groups import GroupWork
 from headway.core.instants import Duration, Instant
 from headway.core.jobs import Claimed, EnqueuedRow, NewJob, Report, Suspect
 from headway.core.lifecycle import Settlement
@@ -176,11 +177,11 @@ class Housekeeping(Promotion, Cleanup, Protocol):
     """What the housekeeping loops of a node need of the queue."""
 
 
-class LaneUpkeep(Protocol):
-    """What the janitor needs to keep lanes going."""
+class Upkeep(Protocol):
+    """Keep lanes or groups going."""
 
     async def keep_going(self) -> bool:
-        """Open lanes that wait although their gate has a free place, and so on; return whether there is more to do."""
+        """Do one bounded piece of what is due; return whether there may be more."""
         ...
 
 
@@ -308,7 +309,7 @@ class ProgressReports(Protocol):
         ...
 
 
-class Work(Claims, AttemptLeases, Settlements, ProgressReports, Protocol):
+class Work(Claims, AttemptLeases, Settlements, ProgressReports, GroupWork, Protocol):
     """What a worker needs of the queue. Writes of a stale attempt are rejected, and its worker learns of it."""
 
     async def keep_step(self, job_id: str, attempt: int, name: str, result: str) -> None:

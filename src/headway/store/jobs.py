@@ -40,9 +40,7 @@ class StoreJobs:
         self, chosen: JobFilter, *, before: str | None = None, limit: int = 50, largest: int = ANY_SIZE
     ) -> list[Job]:
         """Read a page of the jobs that match a filter, newest first; leave out texts of more than `largest` bytes."""
-        statement = "jobs_of_tenant" if chosen.has_index else "jobs"
-        if chosen.rerun_of is not None:
-            statement = "jobs_rerunning"
+        statement = "jobs_rerunning" if chosen.rerun_of is not None else "jobs" + chosen.suffix
         most = max(1, min(limit, PAGE_MAX))
         place = {"before": before or _LAST_ID, "limit": most, "largest": largest}
         rows = await self._driver.fetch(call(statement, **chosen.parameters(), **place))

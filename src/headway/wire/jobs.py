@@ -351,7 +351,7 @@ def job_of(
         limit=job.limit_key or None,
         schedule=job.schedule_name,
         occurrence_at=stamp(job.occurrence_at),
-        batch=None,
+        batch=job.group_id,
         parent=job.parent,
         rerun_of=job.rerun_of,
         node=job.node,

@@ -6,6 +6,8 @@
     housekeeping  holds the lease on the housekeeping        (any role: every node can do it)
     promoter      makes due jobs ready                       (with the housekeeping lease)
     janitor       expires, ends, revives, prunes             (with the housekeeping lease)
+    lane_keeper   opens lanes that wait at a limit           (with the housekeeping lease)
+    group_keeper  counts, closes and finishes batches        (with the housekeeping lease)
     claimer · lease_extender · settler · reporter · lease_watchdog    (role worker, see worker/supervisor.py)
     declarations  writes limits of the app that wait for older nodes to end
     announcer     sends hints about ready jobs               (with a transport)
@@ -31,12 +33,12 @@ from headway.core.events import subscribed
 from headway.core.instants import SECOND
 from headway.core.json_values import JsonObject
 from headway.core.nodes import Node
-from headway.core.ports import AuditLogPruning, Housekeeping, LaneUpkeep, Leases, NodeRegistry, SchedulerLedger, WakeUps
+from headway.core.ports import AuditLogPruning, Housekeeping, Leases, NodeRegistry, SchedulerLedger, Upkeep, WakeUps
 from headway.core.process_metrics import ProcessMetrics
 from headway.core.settings import Settings
 from headway.queue.announcer import Dispatch
 from headway.queue.janitor import Janitor
-from headway.queue.lane_keeper import LaneKeeper
+from headway.queue.keeper import Keeper
 from headway.queue.promoter import Promoter
 from headway.scheduling.scheduler import Fencing, LeaderFencing, LockFencing, Scheduler
 from headway.wiring.declarations import DeclarationSync
@@ -62,7 +64,8 @@ class NodePorts:
     watch: Callable[[Callable[[str], None]], Awaitable[WakeUps]]
     admission: AdmittedLeases | None = None  # The leases again, if a coordination engine grants them.
     audit_log: AuditLogPruning | None = None  # Set if its size must be limited.
-    lanes: LaneUpkeep | None = None
+    lanes: Upkeep | None = None
+    groups: Upkeep | None = None
     dispatch: Dispatch | None = None  # Carries hints about ready jobs, if the store does not do it alone.
 
 
@@ -97,12 +100,13 @@ class EngineNode:
         self._grace_s = settings.grace / SECOND
         self._shards = self._elector(lambda: self._scheduler_loop.idle_s())
         self._housekeeping = self._elector(
-            lambda: max(loop.idle_s() for loop in (self._promoter_loop, self._janitor_loop, *self._lane_loops))
+            lambda: max(loop.idle_s() for loop in (self._promoter_loop, self._janitor_loop, *self._keeper_loops))
         )
         self._scheduler_loop = self._scheduler()
         self._promoter_loop = self._promoter()
         self._janitor_loop = self._janitor()
-        self._lane_loops = () if world.lanes is None else (self._lane_keeper(world.lanes),)
+        keepers = {"lane_keeper": world.lanes, "group_keeper": world.groups}
+        self._keeper_loops = tuple(self._keeper(name, kept) for name, kept in keepers.items() if kept is not None)
         self._declaring_loops = () if declared is None or not declared.is_waiting else (self._declaring(declared),)
         self._shards_loop = Loop("shards", self._shards.tick, clock=clock, rest_s_max=self._rest_s_max)
         self._house_loop = Loop(HOUSEKEEPING, self._housekeeping.tick, clock=clock, rest_s_max=self._rest_s_max)
@@ -224,7 +228,7 @@ class EngineNode:
             self._house_loop,
             self._promoter_loop,
             self._janitor_loop,
-            *self._lane_loops,
+            *self._keeper_loops,
             *self._declaring_loops,
             *self._deciding_loops(),
             *(self._supervisor.loops if self._supervisor else ()),
@@ -279,10 +283,10 @@ class EngineNode:
         )
         return Loop("janitor", janitor.tick, clock=self._clock, rest_s_max=self._settings.poll / SECOND)
 
-    def _lane_keeper(self, lanes: LaneUpkeep) -> Loop:
+    def _keeper(self, name: str, upkeep: Upkeep) -> Loop:
         poll = self._settings.poll
-        keeper = LaneKeeper(lanes, is_mine=self._keeps_house, poll=poll)
-        return Loop("lane_keeper", keeper.tick, clock=self._clock, rest_s_max=poll / SECOND)
+        keeper = Keeper(upkeep, is_mine=self._keeps_house, poll=poll)
+        return Loop(name, keeper.tick, clock=self._clock, rest_s_max=poll / SECOND)
 
     def _declaring(self, declared: DeclarationSync) -> Loop:
         return Loop("declarations", declared.tick, clock=self._clock, rest_s_max=RETRY_REST_S_MAX)

@@ -45,6 +45,7 @@ def world_of(store: Store, admission: AdmittedLeases | None = None, dispatch: Di
         watch=watch,
         audit_log=store.audit_log,
         lanes=store.limits,
+        groups=store.groups,
         admission=admission,
         dispatch=dispatch,
     )
