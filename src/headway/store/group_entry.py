@@ -11,12 +11,17 @@ from headway.store.transaction import Row, Transaction, as_json, call
 _KEYS_AT_ONCE: Final = 1_000
 
 
+def group_rows(ids: Iterable[str]) -> str:
+    """Encode ids of groups as the parameter of a statement."""
+    return as_json([{"id": group_id} for group_id in ids])
+
+
 def hold_groups(jobs: Iterable[NewJob]) -> Transaction[dict[str, Row]]:
     """Keep the groups of new jobs from being closed; return them by id. Nothing is read for jobs without a group."""
     ids = sorted({job.group_id for job in jobs if job.group_id is not None})
     if not ids:
         return {}
-    return {row["id"]: row for row in (yield call("hold_groups", ids=as_json(ids)))}
+    return {row["id"]: row for row in (yield call("hold_groups", groups=group_rows(ids)))}
 
 
 def enter_groups(jobs: Sequence[NewJob], member_of: str | None) -> Transaction[bool]:

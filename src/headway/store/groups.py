@@ -29,6 +29,7 @@ from headway.core.groups import (
 from headway.core.instants import Instant
 from headway.core.jobs import NewJob
 from headway.store.bulk import retry_jobs
+from headway.store.group_entry import group_rows
 from headway.store.queue import cancel_in_line, insert
 from headway.store.transaction import Driver, Row, Transaction, as_json, call
 
@@ -40,7 +41,6 @@ RETRY_STEP: Final = 500
 STEPS_AT_ONCE: Final = 10  # Of one group in one tick.
 UNFINISHED_MAX: Final = 10_000  # Batches of a tenant that may be unfinished.
 _RETRY: Final = "retry"
-_RUNNING_MAX: Final = 100_000
 _NAMES_TRIED: Final = 100
 _LAST_ID: Final = "~"  # Sorts after every id.
 _COUNTS: Final = Counts.__struct_fields__
@@ -89,7 +89,7 @@ def read_groups(ids: Sequence[str]) -> Transaction[list[Group]]:
     """Read groups with exact counts, in the order of the ids; unknown ones are left out."""
     if not ids:
         return []
-    rows = yield call("groups", ids=as_json(list(ids)), most=_RUNNING_MAX)
+    rows = yield call("groups", groups=group_rows(ids))
     found = {row["id"]: read_group(row) for row in rows}
     return [found[group_id] for group_id in ids if group_id in found]
 
@@ -362,8 +362,8 @@ class StoreGroups:
 
     async def of_tenant(self, group_ids: Iterable[str], tenant: str) -> frozenset[str]:
         """Return which of these groups belong to a tenant."""
-        ids = as_json(sorted(set(group_ids)))
-        rows = await self._driver.fetch(call("groups_of_tenant", ids=ids, tenant=tenant))
+        groups = group_rows(sorted(set(group_ids)))
+        rows = await self._driver.fetch(call("groups_of_tenant", groups=groups, tenant=tenant))
         return frozenset(row["id"] for row in rows)
 
     async def close(self, group_id: str, *, reason: str = "") -> bool:

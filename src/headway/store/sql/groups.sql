@@ -39,32 +39,27 @@ left join (
     cast(sum(failed) as bigint) as failed, cast(sum(timed_out) as bigint) as timed_out,
     cast(sum(cancelled) as bigint) as cancelled, cast(sum(retried) as bigint) as retried, max(added_at) as added_at,
     min(began_at) as began_at
-  from headway_deltas where group_id in {list ids} group by group_id
+  from headway_deltas where group_id {among groups id} group by group_id
 ) as d on d.group_id = g.id
 left join (
-  select group_id, count(*) as running from (
-    select group_id from headway_jobs where lease_until is not null order by lease_until limit :most
-  ) as leased where group_id in {list ids} group by group_id
+  select group_id, count(*) as running from headway_jobs
+  where group_id {among groups id} and group_id is not null and lease_until is not null group by group_id
 ) as r on r.group_id = g.id
-where g.id in {list ids};
+where g.id {among groups id};
 
 -- name: groups_of_tenant
 -- Find which of these groups belong to a tenant.
-select id from headway_groups where id in {list ids} and tenant = :tenant;
+select id from headway_groups where id {among groups id} and tenant = :tenant;
 
 -- name: hold_groups
 -- Keep groups from being closed and finished until the end of the transaction.
 select id, name, closed_at, cancel_requested_at, finished_at from headway_groups
-where id in {list ids} order by id {share};
+where id {among groups id} order by id {share};
 
 -- name: hold_groups_of
 -- The same for the groups of these jobs.
 select id, name, closed_at, cancel_requested_at, finished_at from headway_groups
 where id in (select group_id from headway_jobs where id in {list ids} and group_id is not null) order by id {share};
-
--- name: groups_of_jobs
--- Read the groups of these jobs; a job never changes its group.
-select id, group_id from headway_jobs where id in {list ids} and group_id is not null;
 
 -- name: lock_group
 -- Lock a group: wait for those who add jobs.

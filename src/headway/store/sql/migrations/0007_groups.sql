@@ -4,6 +4,7 @@ insert into headway_schema (version, name) values (7, 'groups');
 
 alter table headway_jobs add column group_id {text};
 create index headway_jobs_group on headway_jobs (group_id, id) where group_id is not null;
+create index headway_jobs_group_running on headway_jobs (group_id) where group_id is not null and lease_until is not null;
 
 create table headway_groups (
   id                  {text} primary key,
@@ -37,6 +38,7 @@ create table headway_groups (
 create unique index headway_groups_name on headway_groups (tenant, name) where kind = 'batch';
 create index headway_groups_tenant on headway_groups (tenant, kind, id);
 create index headway_groups_look on headway_groups (look_at) where look_at is not null;
+create index headway_groups_unfinished on headway_groups (tenant, kind) where finished_at is null;
 create index headway_groups_finished on headway_groups (finished_at) where finished_at is not null;
 create index headway_groups_reruns on headway_groups (rerun_of) where rerun_of is not null;
 
@@ -148,7 +150,7 @@ from (
     g.total + coalesce(d.added, 0) as total, g.completed + coalesce(d.completed, 0) as completed,
     g.failed + coalesce(d.failed, 0) as failed, g.timed_out + coalesce(d.timed_out, 0) as timed_out,
     g.cancelled + coalesce(d.cancelled, 0) as cancelled,
-    (select count(*) from headway_jobs j where j.group_id = g.id and j.lease_until is not null) as running
+    (select count(*) from headway_jobs j where j.group_id = g.id and j.group_id is not null and j.lease_until is not null) as running
   from headway_groups as g
   left join (
     select group_id, cast(sum(added) as bigint) as added, cast(sum(completed) as bigint) as completed,
