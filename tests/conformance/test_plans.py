@@ -352,7 +352,8 @@ COLD = {
 }
 
 BIG = (
-    "headway_(?:jobs|schedules|occurrences|attempts|events|revisions|leases|log|steps|lanes|shares|gates|rings|windows|groups)"
+    "headway_(?:jobs|schedules|occurrences|attempts|events|revisions|leases|log|steps|lanes|shares|gates|rings|windows"
+    "|groups)"
 )
 # Partial indexes that hold only waiting or running jobs: scanning one reads only pending work.
 SMALL = "headway_jobs_(?:lane|waiting|blocked|leased|apart)|headway_schedules_delay"

@@ -86,6 +86,7 @@ class JobFields(JobOptions, frozen=True, kw_only=True):
     callback: Annotated[str | None, ERASED] = None
     limit_key: str = ""
     group_id: str | None = None
+    group_tenant: str | None = None  # The tenant of its group, if that is another one: this tenant must not see it.
 
 
 class NewJob(JobFields, frozen=True, kw_only=True):

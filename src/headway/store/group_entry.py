@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+import msgspec
+
 from headway.core.errors import BatchClosed, BatchNotFound, InvalidTask
 from headway.core.jobs import NewJob
 from headway.store.transaction import Row, Transaction, as_json, call
@@ -24,13 +26,15 @@ def hold_groups(jobs: Iterable[NewJob]) -> Transaction[dict[str, Row]]:
     return {row["id"]: row for row in (yield call("hold_groups", groups=group_rows(ids)))}
 
 
-def enter_groups(jobs: Sequence[NewJob], member_of: str | None) -> Transaction[bool]:
-    """Hold the groups of new jobs; return whether these jobs can only be ones that are in them already.
+def enter_groups(jobs: Sequence[NewJob], member_of: str | None) -> Transaction[tuple[Sequence[NewJob], bool]]:
+    """Hold the groups of new jobs; return the jobs, and whether they can only be ones that are in the groups already.
 
     A group takes new jobs until it is closed, and from its own running jobs until it finishes. Whoever repeats a call
     with the same keys finds the jobs of the first one even then.
     """
     groups = yield from hold_groups(jobs)
+    if not any(job.group_id is not None for job in jobs):
+        return jobs, False
     is_closed = False
     for job in jobs:
         if job.group_id is None:
@@ -43,7 +47,12 @@ def enter_groups(jobs: Sequence[NewJob], member_of: str | None) -> Transaction[b
         is_closed = is_closed or not _takes(group, member_of)
     if is_closed:
         yield from _require_earlier(jobs, groups, member_of)
-    return is_closed
+    return [_of_tenant(job, groups) for job in jobs], is_closed
+
+
+def _of_tenant(job: NewJob, groups: dict[str, Row]) -> NewJob:
+    tenant = job.tenant if job.group_id is None else groups[job.group_id]["tenant"]
+    return job if tenant == job.tenant else msgspec.structs.replace(job, group_tenant=tenant)
 
 
 def _takes(group: Row, member_of: str | None) -> bool:

@@ -62,7 +62,7 @@ def enqueue(
             f"at most {ENQUEUE_MAX:,} jobs can be enqueued at once, not {len(jobs):,}; enqueue them in parts"
         )
     yield from _check_limits({job.limit_key for job in jobs if job.limit_key})
-    is_closed = yield from enter_groups(jobs, member_of)
+    jobs, is_closed = yield from enter_groups(jobs, member_of)
     if is_closed:
         return (yield from with_earlier(jobs, {}, largest))
     yield from ensure_callbacks({job.tenant for job in jobs if job.callback is not None})
@@ -218,10 +218,10 @@ def repeated(
 ) -> NewJob:
     """Return a rerun of a job, optionally with other arguments. It has no key: that names the first one."""
     kept = msgspec.structs.asdict(read_kept(row))
-    again = {**kept, "exclusive": exclusive, "blocked_by": blocked_by, "rerun_of": row["id"], "key": None}
-    return NewJob(
-        **{**again, "group_id": group_id}, id=new_id, task=row["task"], args=row["args"] if args is None else args
-    )
+    line = {"exclusive": exclusive, "blocked_by": blocked_by}
+    group = {"group_id": group_id, "group_tenant": None if group_id is None else row["group_tenant"]}
+    again = {**kept, **line, **group, "rerun_of": row["id"], "key": None}
+    return NewJob(id=new_id, task=row["task"], args=row["args"] if args is None else args, **again)
 
 
 def _retry(

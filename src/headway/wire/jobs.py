@@ -1,7 +1,7 @@
 """Jobs as JSON: one to enqueue, one as it is, what followers are told, attempts, log, history, and why it is there."""
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, TypedDict
 
 import msgspec
 from msgspec import UNSET
@@ -138,7 +138,7 @@ class Job(Resource, kw_only=True, gc=False):
     limit: Annotated[str | None, msgspec.Meta(description="the limit that it names")]
     schedule: str | None
     occurrence_at: Time | None
-    batch: str | None
+    batch: Annotated[str | None, msgspec.Meta(description="the id of its batch; null also for one of another tenant")]
     parent: str | None
     rerun_of: str | None
     node: str | None
@@ -308,6 +308,13 @@ class CreatedJob(Job, kw_only=True, gc=False):
     """A job that this request has created."""
 
 
+class JobViews(TypedDict, total=False):
+    """What those who see a job as JSON may see of it."""
+
+    with_traceback: bool
+    all_tenants: bool
+
+
 def job_of(
     job: jobs.Job,
     now: Instant,
@@ -315,10 +322,12 @@ def job_of(
     why: str | None = None,
     node_name: str | None = None,
     with_traceback: bool = True,
+    all_tenants: bool = False,
     kind: type[Job] = Job,
 ) -> Job:
     """Convert a job to JSON; without a `why` the explanation uses the job alone.
 
+    The batch of another tenant is shown only to those who see `all_tenants`.
     Values that were too large to be read with the job are null, and named in `omitted`.
     """
     detail = read_detail(job)
@@ -351,7 +360,7 @@ def job_of(
         limit=job.limit_key or None,
         schedule=job.schedule_name,
         occurrence_at=stamp(job.occurrence_at),
-        batch=job.group_id,
+        batch=job.group_id if all_tenants or job.group_tenant is None else None,
         parent=job.parent,
         rerun_of=job.rerun_of,
         node=job.node,

@@ -53,7 +53,7 @@ select id from headway_groups where id {among groups id} and tenant = :tenant;
 
 -- name: hold_groups
 -- Keep groups from being closed and finished until the end of the transaction.
-select id, name, closed_at, cancel_requested_at, finished_at from headway_groups
+select id, tenant, name, closed_at, cancel_requested_at, finished_at from headway_groups
 where id {among groups id} order by id {share};
 
 -- name: hold_groups_of

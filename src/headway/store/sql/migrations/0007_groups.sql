@@ -3,6 +3,7 @@
 insert into headway_schema (version, name) values (7, 'groups');
 
 alter table headway_jobs add column group_id {text};
+alter table headway_jobs add column group_tenant {text};              -- if it is another one
 create index headway_jobs_group on headway_jobs (group_id, id) where group_id is not null;
 create index headway_jobs_group_running on headway_jobs (group_id) where group_id is not null and lease_until is not null;
 
