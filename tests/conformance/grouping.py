@@ -3,7 +3,7 @@
 from typing import Any
 
 from headway.core.errors import StoreUnavailable
-from headway.core.groups import Group, NewGroup
+from headway.core.groups import JobGroup, NewGroup
 from headway.core.jobs import NewJob
 from headway.core.lifecycle import AttemptOutcome, Raised, Succeeded
 from headway.store import Store
@@ -56,7 +56,7 @@ async def numbers(store: Store, batch: str) -> tuple[int, ...]:
     return found
 
 
-def numbers_of(group: Group) -> tuple[int, ...]:
+def numbers_of(group: JobGroup) -> tuple[int, ...]:
     """Return total, waiting, running, completed, failed, timed out and cancelled."""
     counts = group.counts
     total = counts.total

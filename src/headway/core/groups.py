@@ -22,7 +22,7 @@ SOON: Final = 5 * SECOND  # How often housekeeping looks at a group that is bein
 _ID_PREFIX: Final = f"{BATCH}_"
 
 
-class Counts(msgspec.Struct, frozen=True):
+class GroupCounts(msgspec.Struct, frozen=True):
     """How many jobs a group has, and how many of them ended in each way."""
 
     total: int = 0
@@ -42,15 +42,15 @@ class Counts(msgspec.Struct, frozen=True):
         """How many jobs failed or timed out and were not rerun in the group."""
         return max(0, self.failed + self.timed_out - self.retried)
 
-    def plus(self, other: "Counts") -> "Counts":
+    def plus(self, other: "GroupCounts") -> "GroupCounts":
         """Return the sums."""
-        return Counts(*map(operator.add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
+        return GroupCounts(*map(operator.add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
 
 
 class Delta(msgspec.Struct, frozen=True):
     """A change of the counts by one statement, with the times of the last addition and of the earliest start."""
 
-    counts: Counts
+    counts: GroupCounts
     added_at: Instant | None = None
     began_at: Instant | None = None
 
@@ -68,14 +68,14 @@ class NewGroup(msgspec.Struct, frozen=True, kw_only=True):
     opened_by: str | None = None
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
+class JobGroup(msgspec.Struct, frozen=True, kw_only=True):
     """A group as of the last read."""
 
     id: str
     kind: str
     tenant: str
     name: str
-    counts: Counts
+    counts: GroupCounts
     running: int
     read_at: Instant
     created_at: Instant
@@ -123,7 +123,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 class OpenGroup(msgspec.Struct, frozen=True, kw_only=True):
     """What housekeeping knows of a group that it has locked."""
 
-    counts: Counts
+    counts: GroupCounts
     now: Instant
     open_for: Duration
     open_until: Instant
@@ -164,7 +164,7 @@ def is_over(group: OpenGroup) -> bool:
     return group.closed_at is not None and group.counts.ended >= group.counts.total
 
 
-def outcome_of(counts: Counts, *, is_cancelled: bool) -> str:
+def outcome_of(counts: GroupCounts, *, is_cancelled: bool) -> str:
     """Return the outcome of a finished group. One that was cancelled is cancelled, whatever its jobs were by then."""
     if is_cancelled:
         return "cancelled"
@@ -186,7 +186,7 @@ def next_look(group: OpenGroup) -> Instant | None:
     return min(group.open_until, group.now + OPENER_LOOK) if group.has_opener else group.open_until
 
 
-def callback_args(group: Group) -> dict[str, Any]:
+def callback_args(group: JobGroup) -> dict[str, Any]:
     """Return the arguments of `on_done` and `on_failure`: one, named `batch`."""
     counts = group.counts
     return {
@@ -227,14 +227,14 @@ def is_batch_id(text: str) -> bool:
 class GroupWork(Protocol):
     """What a running attempt does with groups. Each raises `LeaseLost` when the attempt is over."""
 
-    async def open_group_from(self, job_id: str, attempt: int, new: NewGroup, *, own: bool) -> Group:
+    async def open_group_from(self, job_id: str, attempt: int, new: NewGroup, *, own: bool) -> JobGroup:
         """Create a batch, or return the one with this name; with `own`, also that of the job itself."""
         ...
 
-    async def read_group_from(self, job_id: str, attempt: int, group_id: str) -> Group:
+    async def read_group_from(self, job_id: str, attempt: int, group_id: str) -> JobGroup:
         """Read a group."""
         ...
 
-    async def close_group_from(self, job_id: str, attempt: int, group_id: str) -> Group:
+    async def close_group_from(self, job_id: str, attempt: int, group_id: str) -> JobGroup:
         """Close a group."""
         ...

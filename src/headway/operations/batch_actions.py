@@ -7,7 +7,7 @@ the caller dies in between, housekeeping does the rest.
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from headway.core.groups import Group
+from headway.core.groups import JobGroup
 from headway.operations.caller import Caller
 from headway.store.audit_log import AuditEntry, if_changed
 from headway.store.queue import cancel_words
@@ -15,13 +15,13 @@ from headway.store.queue import cancel_words
 STEPS_MAX: Final = 20  # Of one call: 20,000 jobs to cancel, 10,000 to retry.
 
 
-async def close_batch(caller: Caller, group: Group) -> tuple[Group, bool]:
+async def close_batch(caller: Caller, group: JobGroup) -> tuple[JobGroup, bool]:
     """Close a batch; return it, and whether it was open."""
     changed = await caller.acting(_entry("batch.close", group, {})).groups.close(group.id)
     return await caller.store.groups.get(group.id), changed
 
 
-async def cancel_batch(caller: Caller, group: Group, reason: str) -> tuple[Group, bool]:
+async def cancel_batch(caller: Caller, group: JobGroup, reason: str) -> tuple[JobGroup, bool]:
     """Cancel a batch; return it, and whether it was not cancelled before."""
     acting = caller.acting(_entry("batch.cancel", group, {"reason": reason}))
     changed = await acting.groups.request_cancel(group.id, reason=cancel_words(caller.name, reason))
@@ -31,7 +31,7 @@ async def cancel_batch(caller: Caller, group: Group, reason: str) -> tuple[Group
     return await caller.store.groups.get(group.id), changed
 
 
-async def retry_batch(caller: Caller, group: Group) -> tuple[Group, bool]:
+async def retry_batch(caller: Caller, group: JobGroup) -> tuple[JobGroup, bool]:
     """Rerun the failed jobs of a batch; return the batch in which they run, and whether there were any."""
     await caller.admit_jobs(group.counts.failures)
     acting = caller.acting(_entry("batch.retry", group, {}, _target))
@@ -45,7 +45,7 @@ async def retry_batch(caller: Caller, group: Group) -> tuple[Group, bool]:
 
 
 def _entry(
-    action: str, group: Group, what: Mapping[str, Any], seen: Callable[[Any], Mapping[str, Any] | None] = if_changed
+    action: str, group: JobGroup, what: Mapping[str, Any], seen: Callable[[Any], Mapping[str, Any] | None] = if_changed
 ) -> AuditEntry:
     return AuditEntry(action, group.id, group.tenant, {"name": group.name, **what}, seen)
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from headway.core.errors import BatchClosed, BatchNotFound, Conflict, Denied, DuplicateKey, InvalidTask, TaskNotFound
-from headway.core.groups import CALLBACK_SAMPLE, OPEN_FOR, Group, NewGroup, check_batch_name
+from headway.core.groups import CALLBACK_SAMPLE, OPEN_FOR, JobGroup, NewGroup, check_batch_name
 from headway.core.jobs import NewJob
 from headway.core.tenants import DEFAULT_TENANT, check_tenant
 from headway.operations import batch_actions
@@ -129,7 +129,7 @@ class Batches(OperationGroup):
         group, changed = await batch_actions.retry_batch(self.caller, await self._find(name, tenant))
         return batch_of(group, changed=changed)
 
-    async def _find(self, name: str, tenant: str | None) -> Group:
+    async def _find(self, name: str, tenant: str | None) -> JobGroup:
         owner = tenant_asked_for(self.caller, tenant)
         group_id = await find_batch(self.caller, name, owner)
         if group_id is None:

@@ -14,7 +14,7 @@ from headway.core.errors import DefinitionError
 from headway.core.lifecycle import Status
 from headway.core.schedules import ScheduleSpec
 from headway.store.group_entry import count_retries, join_groups
-from headway.store.job_filter import JobFilter
+from headway.store.job_filter import Index, JobFilter
 from headway.store.job_rows import insertion
 from headway.store.queue import (
     ERASED,
@@ -27,6 +27,16 @@ from headway.store.queue import (
 )
 from headway.store.transaction import Driver, Row, Transaction, as_json, call
 
+_COUNTS: Final[dict[Index, str]] = {
+    "group": "job_count_of_group",
+    "tenant": "job_count_of_tenant",
+    "all": "job_count",
+}
+_CHOICES: Final[dict[Index, str]] = {
+    "group": "jobs_to_act_of_group",
+    "tenant": "jobs_to_act_of_tenant",
+    "all": "jobs_to_act",
+}
 COUNT_MAX: Final = 10_000
 AT_ONCE_MAX: Final = 100  # Jobs per transaction, which locks them.
 _BYTES_AT_ONCE_MAX: Final = 4 << 20  # Arguments per statement.
@@ -156,17 +166,13 @@ class StoreBulk:
 
     async def count(self, chosen: JobFilter, verb: Verb | None = None, *, limit: int = COUNT_MAX) -> tuple[int, bool]:
         """Count the jobs that match and that the verb applies to, up to a limit; return whether that is all."""
-        rows = await self._driver.fetch(
-            call("job_count" + chosen.suffix, **chosen.parameters(), verb=verb, limit=limit + 1)
-        )
+        rows = await self._driver.fetch(call(_COUNTS[chosen.index], **chosen.parameters(), verb=verb, limit=limit + 1))
         jobs: int = rows[0]["jobs"]
         return min(jobs, limit), jobs <= limit
 
     async def choose(self, chosen: JobFilter, verb: Verb, limit: int) -> list[tuple[str, str]]:
         """Return the oldest jobs that match and that the verb applies to, each with its tenant."""
-        rows = await self._driver.fetch(
-            call("jobs_to_act" + chosen.suffix, **chosen.parameters(), verb=verb, limit=limit)
-        )
+        rows = await self._driver.fetch(call(_CHOICES[chosen.index], **chosen.parameters(), verb=verb, limit=limit))
         return [(row["id"], row["tenant"]) for row in rows]
 
     async def find(

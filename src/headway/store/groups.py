@@ -14,9 +14,9 @@ from headway.core.errors import BatchClosed, BatchNotFound, Conflict, DuplicateK
 from headway.core.groups import (
     BATCH,
     SOON,
-    Counts,
     Delta,
-    Group,
+    GroupCounts,
+    JobGroup,
     NewGroup,
     OpenGroup,
     callback_args,
@@ -43,24 +43,24 @@ UNFINISHED_MAX: Final = 10_000  # Batches of a tenant that may be unfinished.
 _RETRY: Final = "retry"
 _NAMES_TRIED: Final = 100
 _LAST_ID: Final = "~"  # Sorts after every id.
-_COUNTS: Final = Counts.__struct_fields__
+_COUNTS: Final = GroupCounts.__struct_fields__
 
 
-def _counts(row: Row) -> Counts:
-    return Counts(*(row[name] for name in _COUNTS))
+def _counts(row: Row) -> GroupCounts:
+    return GroupCounts(*(row[name] for name in _COUNTS))
 
 
-def _more_counts(row: Row) -> Counts:
-    return Counts(*(row["d_added" if name == "total" else f"d_{name}"] for name in _COUNTS))
+def _more_counts(row: Row) -> GroupCounts:
+    return GroupCounts(*(row["d_added" if name == "total" else f"d_{name}"] for name in _COUNTS))
 
 
-def read_group(row: Row) -> Group:
+def read_group(row: Row) -> JobGroup:
     """Read a group from a row of the statement `groups`."""
     delta = Delta(_more_counts(row), row["d_added_at"], row["d_began_at"])
     whole = folded(_open_group(row), [delta])
     columns = ("id", "kind", "tenant", "name", "created_at", "closed_at", "cancel_requested_at", "finished_at")
     rest = ("outcome", "reason", "on_done", "on_failure", "rerun_of", "running")
-    return Group(
+    return JobGroup(
         **{name: row[name] for name in (*columns, *rest)},
         counts=whole.counts,
         read_at=row["now"],
@@ -85,7 +85,7 @@ def _open_group(row: Row) -> OpenGroup:
     )
 
 
-def read_groups(ids: Sequence[str]) -> Transaction[list[Group]]:
+def read_groups(ids: Sequence[str]) -> Transaction[list[JobGroup]]:
     """Read groups with exact counts, in the order of the ids; unknown ones are left out."""
     if not ids:
         return []
@@ -94,7 +94,7 @@ def read_groups(ids: Sequence[str]) -> Transaction[list[Group]]:
     return [found[group_id] for group_id in ids if group_id in found]
 
 
-def require_group(group_id: str) -> Transaction[Group]:
+def require_group(group_id: str) -> Transaction[JobGroup]:
     """Read a group with exact counts."""
     found = yield from read_groups([group_id])
     if not found:
@@ -137,7 +137,7 @@ def _insert_copy(
     return bool(rows)
 
 
-def open_group(new: NewGroup, *, unfinished_max: int | None = None) -> Transaction[tuple[Group, bool]]:
+def open_group(new: NewGroup, *, unfinished_max: int | None = None) -> Transaction[tuple[JobGroup, bool]]:
     """Create a batch, or return the one that has this name; also return whether it is new."""
     is_new = yield from _insert_group(new)
     group_id = new.id
@@ -279,7 +279,7 @@ def _look(group_id: str, clock: Clock) -> Transaction[Looked]:
 
 def _delta(row: Row) -> Delta:
     names = ("added", *_COUNTS[1:])
-    return Delta(Counts(*(row[name] for name in names)), row["added_at"], row["began_at"])
+    return Delta(GroupCounts(*(row[name] for name in names)), row["added_at"], row["began_at"])
 
 
 def _opener_completed(row: Row, group: OpenGroup) -> Transaction[bool]:
@@ -332,11 +332,11 @@ class StoreGroups:
         self._driver = driver
         self._clock = clock
 
-    async def open(self, new: NewGroup, *, unfinished_max: int | None = None) -> tuple[Group, bool]:
+    async def open(self, new: NewGroup, *, unfinished_max: int | None = None) -> tuple[JobGroup, bool]:
         """Create a batch, or return the one that has this name; also return whether it is new."""
         return await self._driver.run(lambda: open_group(new, unfinished_max=unfinished_max))
 
-    async def get(self, group_id: str) -> Group:
+    async def get(self, group_id: str) -> JobGroup:
         """Read a group with exact counts."""
         return await self._driver.run(lambda: require_group(group_id))
 
@@ -353,7 +353,7 @@ class StoreGroups:
         finished: bool | None = None,
         before: str | None = None,
         limit: int = 50,
-    ) -> list[Group]:
+    ) -> list[JobGroup]:
         """Read a page of groups with exact counts, newest first."""
         filters = {"kind": kind, "tenant": tenant, "finished": None if finished is None else int(finished)}
         place = {"before": before or _LAST_ID, "limit": max(1, min(limit, PAGE_MAX))}

@@ -2,11 +2,13 @@
 
 import re
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Literal, TypeAlias, TypedDict
 
 from headway.core.instants import Instant
 from headway.core.tenants import DEFAULT_TENANT
 from headway.store.transaction import as_json
+
+Index: TypeAlias = Literal["group", "tenant", "all"]
 
 
 class JobFilterValues(TypedDict, total=False):
@@ -55,11 +57,11 @@ class JobFilter:
         object.__setattr__(self, "tenant", tenant_of(self.tenant, self.schedule))
 
     @property
-    def suffix(self) -> str:
-        """The end of the name of the statement that finds these jobs by an index; empty for the one by id."""
+    def index(self) -> Index:
+        """The index that finds these jobs: of their group, of their tenant, or of all jobs."""
         if self.group_id is not None:
-            return "_of_group"
-        return "_of_tenant" if has_index(self.tenant) else ""
+            return "group"
+        return "tenant" if has_index(self.tenant) else "all"
 
     def parameters(self) -> dict[str, object]:
         """Return the parameters of the SQL fragment `chosen`."""

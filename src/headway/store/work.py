@@ -11,7 +11,7 @@ import msgspec
 
 from headway.core.errors import BatchClosed, LeaseLost
 from headway.core.fairness import COST_DEFAULT
-from headway.core.groups import Group, NewGroup
+from headway.core.groups import JobGroup, NewGroup
 from headway.core.instants import DURATION_MAX, INSTANT_MAX, Duration
 from headway.core.job_logs import LOG_LINE_OVERHEAD
 from headway.core.jobs import Claimed, EnqueuedRow, NewJob, Report, Suspect
@@ -147,7 +147,7 @@ def _are_enqueued(jobs: Sequence[NewJob]) -> Transaction[bool]:
     return len(rows) == len(jobs)
 
 
-def _open_group_from(job_id: str, attempt: int, new: NewGroup, *, own: bool) -> Transaction[Group]:
+def _open_group_from(job_id: str, attempt: int, new: NewGroup, *, own: bool) -> Transaction[JobGroup]:
     holder = yield from _hold(job_id, attempt)
     if own and holder["group_id"] is not None:
         found = yield from read_groups([holder["group_id"]])
@@ -156,12 +156,12 @@ def _open_group_from(job_id: str, attempt: int, new: NewGroup, *, own: bool) -> 
     return (yield from open_group(new))[0]
 
 
-def _read_group_from(job_id: str, attempt: int, group_id: str) -> Transaction[Group]:
+def _read_group_from(job_id: str, attempt: int, group_id: str) -> Transaction[JobGroup]:
     yield from _hold(job_id, attempt)
     return (yield from require_group(group_id))
 
 
-def _close_group_from(job_id: str, attempt: int, group_id: str) -> Transaction[Group]:
+def _close_group_from(job_id: str, attempt: int, group_id: str) -> Transaction[JobGroup]:
     yield call("lock_group", id=group_id)  # Before the job, see `_enqueue_from`.
     yield from _hold(job_id, attempt)
     yield from close_group(group_id)
@@ -301,15 +301,15 @@ class StoreWork:
                 raise
             return await self._driver.run(lambda: _enqueued_before(jobs))
 
-    async def open_group_from(self, job_id: str, attempt: int, new: NewGroup, *, own: bool) -> Group:
+    async def open_group_from(self, job_id: str, attempt: int, new: NewGroup, *, own: bool) -> JobGroup:
         """Create a batch from a running attempt, or return the one with this name; with `own`, also its own."""
         return await self._driver.run(lambda: _open_group_from(job_id, attempt, new, own=own))
 
-    async def read_group_from(self, job_id: str, attempt: int, group_id: str) -> Group:
+    async def read_group_from(self, job_id: str, attempt: int, group_id: str) -> JobGroup:
         """Read a group for a running attempt; raise `LeaseLost` when it is over."""
         return await self._driver.run(lambda: _read_group_from(job_id, attempt, group_id))
 
-    async def close_group_from(self, job_id: str, attempt: int, group_id: str) -> Group:
+    async def close_group_from(self, job_id: str, attempt: int, group_id: str) -> JobGroup:
         """Close a group from a running attempt; raise `LeaseLost` when it is over."""
         return await self._driver.run(lambda: _close_group_from(job_id, attempt, group_id))
 

@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, Self, TypedDict, TypeVar
 
 import msgspec
 
-from headway.core.groups import Group
+from headway.core.groups import JobGroup
 from headway.core.instants import SECOND, DurationLike, parse_duration, to_datetime
 from headway.core.jobs import NewJob
 from headway.core.tenants import DEFAULT_TENANT
@@ -45,7 +45,7 @@ def _time(instant: int | None) -> datetime | None:
 class BatchView:
     """A batch as of the last read; `refresh` reads it again."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: JobGroup) -> None:
         self.group = group
 
     @property
@@ -191,31 +191,33 @@ class BatchPort(Protocol):
         """Enqueue jobs, all or none."""
         ...
 
-    async def close_batch(self, group: Group, tx: Any = None) -> Group:
+    async def close_batch(self, group: JobGroup, tx: Any = None) -> JobGroup:
         """Close a batch."""
         ...
 
-    def close_batch_sync(self, group: Group, tx: Any = None) -> Group:
+    def close_batch_sync(self, group: JobGroup, tx: Any = None) -> JobGroup:
         """Close a batch."""
         ...
 
-    async def read_batch(self, group: Group) -> Group:
+    async def read_batch(self, group: JobGroup) -> JobGroup:
         """Read a batch."""
         ...
 
-    async def cancel_batch(self, group: Group, reason: str) -> Group:
+    async def cancel_batch(self, group: JobGroup, reason: str) -> JobGroup:
         """Cancel a batch."""
         ...
 
-    async def retry_batch(self, group: Group) -> Group:
+    async def retry_batch(self, group: JobGroup) -> JobGroup:
         """Rerun the failed jobs of a batch; return the batch of the reruns."""
         ...
 
-    async def jobs_of_batch(self, group: Group, status: str | None, before: str | None, limit: int) -> list[JobHandle]:
+    async def jobs_of_batch(
+        self, group: JobGroup, status: str | None, before: str | None, limit: int
+    ) -> list[JobHandle]:
         """Return a page of the jobs of a batch."""
         ...
 
-    async def wait_for_batch(self, group: Group, limit_s: float | None) -> Group:
+    async def wait_for_batch(self, group: JobGroup, limit_s: float | None) -> JobGroup:
         """Wait until a batch has finished."""
         ...
 
@@ -227,7 +229,7 @@ class BatchPort(Protocol):
 class Batch(_ClosedAtTheEnd):
     """A batch as a program holds it."""
 
-    def __init__(self, app: BatchPort, group: Group, tx: Any = None) -> None:
+    def __init__(self, app: BatchPort, group: JobGroup, tx: Any = None) -> None:
         super().__init__(group)
         self._app = app
         self._tx = tx
@@ -336,11 +338,11 @@ class ContextPort(Protocol):
         """Enqueue jobs under the lease of the attempt; return their ids."""
         ...
 
-    def ask_group(self, question: str, body: object) -> Group:
+    def ask_group(self, question: str, body: object) -> JobGroup:
         """Send a request about a group."""
         ...
 
-    async def ask_group_async(self, question: str, body: object) -> Group:
+    async def ask_group_async(self, question: str, body: object) -> JobGroup:
         """Send a request about a group."""
         ...
 
@@ -348,7 +350,7 @@ class ContextPort(Protocol):
 class ContextBatch(_ClosedAtTheEnd):
     """A batch as a running task holds it; its calls raise `LeaseLost` when the attempt is over."""
 
-    def __init__(self, context: ContextPort, group: Group) -> None:
+    def __init__(self, context: ContextPort, group: JobGroup) -> None:
         super().__init__(group)
         self._context = context
 

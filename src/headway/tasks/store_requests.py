@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, Unpack
 import msgspec
 
 from headway.core.errors import InvalidTask, LeaseLost
-from headway.core.groups import Group, NewGroup
+from headway.core.groups import JobGroup, NewGroup
 from headway.core.jobs import NewJob
 from headway.tasks.batches import BatchOpening, BatchOptions, ContextBatch, tenant_option
 
@@ -143,14 +143,14 @@ class StoreRequests:
         """Enqueue jobs under the lease of this attempt; return their ids."""
         return _ids(await self._ask_async("enqueue", _jobs_text(jobs)))
 
-    def ask_group(self, question: str, body: object) -> Group:
+    def ask_group(self, question: str, body: object) -> JobGroup:
         """Send a request about a batch."""
-        return msgspec.json.decode(self._ask(question, msgspec.json.encode(body).decode()), type=Group)
+        return msgspec.json.decode(self._ask(question, msgspec.json.encode(body).decode()), type=JobGroup)
 
-    async def ask_group_async(self, question: str, body: object) -> Group:
+    async def ask_group_async(self, question: str, body: object) -> JobGroup:
         """Send a request about a batch."""
         answer = await self._ask_async(question, msgspec.json.encode(body).decode())
-        return msgspec.json.decode(answer, type=Group)
+        return msgspec.json.decode(answer, type=JobGroup)
 
     @property
     def _required_job_factory(self) -> JobFactory:

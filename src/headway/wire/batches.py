@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Final
 import msgspec
 from msgspec import UNSET
 
-from headway.core.groups import Group
+from headway.core.groups import JobGroup
 from headway.core.jobs import NewJob
 from headway.wire.base import Absent, Count, Resource, Time, example, stamp
 from headway.wire.jobs import Text
@@ -100,7 +100,7 @@ def _task(callback: str | None) -> str | None:
     return None if callback is None else msgspec.json.decode(callback, type=NewJob).task
 
 
-def batch_of(group: Group, *, kind: type[Batch] = Batch, changed: bool | Absent = UNSET) -> Batch:
+def batch_of(group: JobGroup, *, kind: type[Batch] = Batch, changed: bool | Absent = UNSET) -> Batch:
     """Convert a batch to JSON."""
     counts = group.counts
     values: dict[str, Any] = {name: stamp(getattr(group, name)) for name in ("created_at", "closed_at", "finished_at")}

@@ -327,8 +327,8 @@ def job_of(
 ) -> Job:
     """Convert a job to JSON; without a `why` the explanation uses the job alone.
 
-    The batch of another tenant is shown only to those who see `all_tenants`.
-    Values that were too large to be read with the job are null, and named in `omitted`.
+    Only those who see `all_tenants` see the batch of another tenant. Values that were too large to be read with the job
+    are null, and named in `omitted`.
     """
     detail = read_detail(job)
     return kind(
@@ -360,7 +360,7 @@ def job_of(
         limit=job.limit_key or None,
         schedule=job.schedule_name,
         occurrence_at=stamp(job.occurrence_at),
-        batch=job.group_id if all_tenants or job.group_tenant is None else None,
+        batch=_batch(job, all_tenants=all_tenants),
         parent=job.parent,
         rerun_of=job.rerun_of,
         node=job.node,
@@ -376,6 +376,10 @@ def job_of(
         why=glance(job, now, node_name) if why is None else why,
         eta_seconds=eta_seconds(job, now),
     )
+
+
+def _batch(job: jobs.Job, *, all_tenants: bool) -> str | None:
+    return job.group_id if all_tenants or job.group_tenant is None else None
 
 
 def set_outlook(

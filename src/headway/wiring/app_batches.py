@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Unpack
 
 from headway.core.errors import InvalidTask
-from headway.core.groups import Group
+from headway.core.groups import JobGroup
 from headway.core.jobs import EnqueuedRow, NewJob
 from headway.core.tenants import ALL_TENANTS
 from headway.core.validation import read_status
@@ -22,7 +22,7 @@ from headway.wiring.connections import Connections
 LOOK_S: Final = 0.5
 
 
-def _closed(group_id: str) -> Transaction[Group]:
+def _closed(group_id: str) -> Transaction[JobGroup]:
     yield from close_group(group_id)
     return (yield from require_group(group_id))
 
@@ -54,7 +54,7 @@ class BatchCalls(Connections, TaskRegistry):
         if tx is not None:
             return Batch(self, run_inside(tx, lambda: open_group(new), self._dialect)[0], tx)
 
-        async def opened() -> Group:
+        async def opened() -> JobGroup:
             return (await (await self.store()).groups.open(new))[0]
 
         return Batch(self, self.blocking(opened()))
@@ -99,37 +99,39 @@ class BatchCalls(Connections, TaskRegistry):
         """Enqueue jobs, all or none; inside the caller's transaction when `tx` is its connection."""
         return self._handles(jobs, self._insert_sync(jobs, tx))
 
-    async def close_batch(self, group: Group, tx: Any = None) -> Group:
+    async def close_batch(self, group: JobGroup, tx: Any = None) -> JobGroup:
         """Close a batch."""
         if tx is not None:
             return await run_inside_async(tx, lambda: _closed(group.id), self._dialect)
         return (await batch_actions.close_batch(await self._caller(), group))[0]
 
-    def close_batch_sync(self, group: Group, tx: Any = None) -> Group:
+    def close_batch_sync(self, group: JobGroup, tx: Any = None) -> JobGroup:
         """Close a batch."""
         if tx is not None:
             return run_inside(tx, lambda: _closed(group.id), self._dialect)
         return self.blocking(self.close_batch(group))
 
-    async def read_batch(self, group: Group) -> Group:
+    async def read_batch(self, group: JobGroup) -> JobGroup:
         """Read a batch."""
         return await (await self.store()).groups.get(group.id)
 
-    async def cancel_batch(self, group: Group, reason: str) -> Group:
+    async def cancel_batch(self, group: JobGroup, reason: str) -> JobGroup:
         """Cancel a batch."""
         return (await batch_actions.cancel_batch(await self._caller(), group, reason))[0]
 
-    async def retry_batch(self, group: Group) -> Group:
+    async def retry_batch(self, group: JobGroup) -> JobGroup:
         """Rerun the failed jobs of a batch; return the batch of the reruns."""
         return (await batch_actions.retry_batch(await self._caller(), group))[0]
 
-    async def jobs_of_batch(self, group: Group, status: str | None, before: str | None, limit: int) -> list[JobHandle]:
+    async def jobs_of_batch(
+        self, group: JobGroup, status: str | None, before: str | None, limit: int
+    ) -> list[JobHandle]:
         """Return a page of the jobs of a batch."""
         known = None if status is None else read_status(status)
         found = await (await self.store()).jobs.page(group_id=group.id, status=known, before=before, limit=limit)
         return [JobHandle(self, job) for job in found]
 
-    async def wait_for_batch(self, group: Group, limit_s: float | None) -> Group:
+    async def wait_for_batch(self, group: JobGroup, limit_s: float | None) -> JobGroup:
         """Wait until a batch has finished, by polling it."""
         until, wake = None if limit_s is None else self._clock.monotonic() + limit_s, asyncio.Event()
         while (group := await self.read_batch(group)).finished_at is None:

@@ -20,7 +20,7 @@ import msgspec
 from headway.core.clock import Clock, Loop
 from headway.core.errors import LeaseLost, StoreFull, StoreUnavailable
 from headway.core.events import Draining, emit
-from headway.core.groups import Group, NewGroup
+from headway.core.groups import JobGroup, NewGroup
 from headway.core.instants import SECOND, Duration
 from headway.core.jobs import Claimed, NewJob, Report
 from headway.core.json_values import JsonObject
@@ -196,7 +196,7 @@ class Supervisor:
         rows = await self._work.enqueue_from(ask.job_id, ask.attempt, made)
         return msgspec.json.encode([row.id for row in rows]).decode()
 
-    async def _group(self, ask: StoreRequest) -> Group:
+    async def _group(self, ask: StoreRequest) -> JobGroup:
         if ask.question == "open_batch":
             new, is_own = msgspec.json.decode(ask.body, type=tuple[NewGroup, bool])
             opened = msgspec.structs.replace(new, opened_by=ask.job_id)
