@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from headway import Headway
 
@@ -21,7 +22,7 @@ def report(tenant: int) -> str:
 
 
 @app.task
-def summary(batch: dict) -> str:
+def summary(batch: dict[str, Any]) -> str:
     return f"{batch['counts']['completed']} of {batch['total']} reports, {batch['counts']['failed']} failed"
 
 

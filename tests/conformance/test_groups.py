@@ -17,7 +17,7 @@ from headway.core.errors import (
 )
 from headway.core.groups import OPENER_LOOK, SOON
 from headway.core.instants import DAY, HOUR, MINUTE, SECOND
-from headway.core.lifecycle import Cancelled, Raised, Succeeded, TimedOut
+from headway.core.lifecycle import AttemptOutcome, Cancelled, Raised, Succeeded, TimedOut
 from headway.core.windows import Window
 from headway.store import Store
 from headway.store.groups import _cancel_step, _look, close_group, open_group
@@ -51,7 +51,13 @@ async def test_counts_follow_every_step_of_the_jobs(store: Store) -> None:
     assert await numbers(store, batch) == (6, 6, 0, 0, 0, 0, 0)
     jobs = await claim_all(store, limit=5)
     assert await numbers(store, batch) == (6, 1, 5, 0, 0, 0, 0)
-    outcomes = [Succeeded(), FAILURE, TimedOut("{}", retryable=False), Cancelled(), Raised("{}", retry_in=HOUR)]
+    outcomes: list[AttemptOutcome] = [
+        Succeeded(),
+        FAILURE,
+        TimedOut("{}", retryable=False),
+        Cancelled(),
+        Raised("{}", retry_in=HOUR),
+    ]
     for job, outcome in zip(jobs, outcomes, strict=True):
         await end(store, job, outcome)
         await numbers(store, batch)

@@ -8,6 +8,7 @@ store.
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from headway.core.clock import Clock
@@ -133,7 +134,7 @@ class BatchWorld:
         self.clock = Clock(monotonic=lambda: (self.now - START) / SECOND, wall=lambda: self.now, chance=self.chance)
         self.driver = FailingDriver(self.connection, self.checker, self.chance)
         self.store = Store.on(self.driver, self.clock)
-        self._adders = [self._adder(number) for number in range(BATCHES)]
+        self._adders: list[Iterator[Callable[[], Awaitable[Any]]] | None] = [*map(self._adder, range(BATCHES))]
         self._held: list[Claimed] = []
 
     async def play(self) -> None:
@@ -169,7 +170,7 @@ class BatchWorld:
 
     # --- programs that add jobs
 
-    def _adder(self, number: int) -> Iterator[Callable[[], Awaitable[Any]]] | None:
+    def _adder(self, number: int) -> Iterator[Callable[[], Awaitable[Any]]]:
         """Yield the calls of a program: it opens a batch, adds jobs in several calls, and closes it."""
         name = f"reports {number}"
         opened: list[str] = []
@@ -184,14 +185,11 @@ class BatchWorld:
 
         yield open_batch
         for call in range(CALLS):
-            yield lambda call=call: add(call)
-        yield lambda: self.store.groups.close(opened[0])
+            yield partial(add, call)
+        yield partial(self.store.groups.close, opened[0])
 
     def _job(self, group_id: str, key: str | None = None) -> NewJob:
-        tenant = "default"
-        return NewJob(
-            id=self.clock.new_id("job"), task="report", tenant=tenant, key=key, group_id=group_id, max_attempts=1
-        )
+        return NewJob(id=self.clock.new_id("job"), task="report", key=key, group_id=group_id)
 
     async def _add_some(self) -> None:
         await self._add(self.chance.randrange(BATCHES))

@@ -117,7 +117,7 @@ class EncodedJobs:
     def __init__(self) -> None:
         self._kept: dict[tuple[str, bool, bool], EncodedJob] = {}
 
-    def get(self, job: Job, *, with_traceback: bool, all_tenants: bool) -> "EncodedJob":
+    def get(self, job: Job, *, with_traceback: bool, all_tenants: bool = False) -> "EncodedJob":
         """Return a job as JSON; the same object for as long as the reader returns the same job."""
         key = (job.id, with_traceback, all_tenants)
         encoded = self._kept.get(key)

@@ -79,10 +79,9 @@ async def chosen_by(caller: Caller, which: JobFilter, *, prefix: str = "") -> jo
 
 async def find_batch(caller: Caller, name_or_id: str, tenant: str | None = None) -> str | None:
     """Return the id of a batch that the caller sees, by its id, or by its name in this or the caller's tenant."""
-    groups = caller.store.groups
     if not is_batch_id(name_or_id):
-        return await groups.find_batch(tenant or caller.tenant or DEFAULT_TENANT, name_or_id)
-    if caller.tenant is None or name_or_id in await groups.of_tenant([name_or_id], caller.tenant):
+        return await caller.store.groups.find_batch(tenant or caller.tenant or DEFAULT_TENANT, name_or_id)
+    if caller.tenant is None or name_or_id in await caller.store.groups.of_tenant([name_or_id], caller.tenant):
         return name_or_id
     return None
 
