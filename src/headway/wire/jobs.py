@@ -309,7 +309,7 @@ class CreatedJob(Job, kw_only=True, gc=False):
 
 
 class JobViews(TypedDict, total=False):
-    """What those who see a job as JSON may see of it."""
+    """What those who see a job as JSON may see of it: tracebacks, and the batch of another tenant than the job's."""
 
     with_traceback: bool
     all_tenants: bool
@@ -327,8 +327,7 @@ def job_of(
 ) -> Job:
     """Convert a job to JSON; without a `why` the explanation uses the job alone.
 
-    Only those who see `all_tenants` see the batch of another tenant. Values that were too large to be read with the job
-    are null, and named in `omitted`.
+    Values that were too large to be read with the job are null, and named in `omitted`; see also `JobViews`.
     """
     detail = read_detail(job)
     return kind(
