@@ -11,6 +11,7 @@ from typing import Final
 
 from bench import (
     api,
+    batch,
     dashboard,
     decide,
     drain,
@@ -51,6 +52,7 @@ BENCHES: Final[dict[str, Measure]] = {
     "transports": transports.measure,
     "leases": leases.measure,
     "limits": limits.measure,
+    "batch": batch.measure,
     "sizing": sizing.measure,
 }
 AGAINST_PEERS: Final = {"drain", "latency"}

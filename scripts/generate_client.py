@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 from headway.core.errors import Conflict, DefinitionError, NotFound
+from headway.operations.batches import Batches
 from headway.operations.jobs import Jobs
 from headway.operations.limits import Limits
 from headway.operations.queues import Queues
@@ -54,6 +55,7 @@ class Calls:
 GROUPS: Final = (
     Calls("Queues", Queues),
     Calls("Limits", Limits),
+    Calls("DeclaredBatches", Batches, frozenset({"create", "list"})),
     Calls("Tenants", Tenants),
     Calls("DeclaredWorkers", Workers, frozenset({"drain"})),
     Calls(

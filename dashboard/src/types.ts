@@ -88,6 +88,52 @@ export interface BackfillSchedule {
   limit?: number;
 }
 
+/** Many jobs as one thing. All numbers are of one instant. */
+export interface Batch {
+  id: string;
+  name: string;
+  tenant: string;
+  total: number;
+  counts: BatchCounts;
+  /** failed jobs that were rerun in the batch */
+  retried: number;
+  /** ended jobs in percent; 100 when it has finished */
+  progress: number;
+  /** ended jobs per second since the first one began */
+  rate: number | null;
+  /** until its jobs have ended, by the rate so far */
+  eta_seconds: number | null;
+  created_at: string;
+  /** when it closes by itself if nothing is added; null: it is closed */
+  open_until: string | null;
+  /** since when it takes no more jobs from outside */
+  closed_at: string | null;
+  cancel_requested_at: string | null;
+  finished_at: string | null;
+  /** completed, failed or cancelled; null: not finished */
+  outcome: string | null;
+  /** why it was closed or cancelled */
+  reason: string;
+  /** the task that is enqueued when it finishes */
+  on_done: string | null;
+  /** the task that is enqueued too if jobs failed */
+  on_failure: string | null;
+  /** the batch whose failed jobs it repeats */
+  rerun_of: string | null;
+  /** whether this request changed it */
+  changed?: boolean;
+}
+
+/** How many jobs of a batch wait, run, and ended in each way. The sum is `total`. */
+export interface BatchCounts {
+  waiting: number;
+  running: number;
+  completed: number;
+  failed: number;
+  timed_out: number;
+  cancelled: number;
+}
+
 /** A signed-in browser, and when its session ends. */
 export interface BrowserSession {
   name: string;
@@ -110,6 +156,11 @@ export interface CalendarDay {
   day: string;
   outcomes: { [name: string]: number };
   ended: { [name: string]: number };
+}
+
+export interface CancelBatch {
+  /** recorded in the audit log */
+  reason?: string;
 }
 
 export interface CancelJob {
@@ -358,6 +409,7 @@ export interface Job {
   pinned_to: string | null;
   schedule: string | null;
   occurrence_at: string | null;
+  /** the id of its batch; null also for one of another tenant */
   batch: string | null;
   parent: string | null;
   rerun_of: string | null;
@@ -663,6 +715,15 @@ export interface NamedSchedule {
   name: string;
 }
 
+/** A batch to create. */
+export interface NewBatch {
+  name: string;
+  tenant?: string | null;
+  on_done?: string | null;
+  on_failure?: string | null;
+  open_for?: string | number | null;
+}
+
 /** A job to be enqueued. */
 export interface NewJob {
   type: string;
@@ -691,6 +752,7 @@ export interface NewJob {
 /** Many jobs to enqueue, all or none. */
 export interface NewJobs {
   jobs: NewJob[];
+  batch?: string | null;
 }
 
 /** A process of Headway, as it described itself in its last heartbeat. */
@@ -1246,6 +1308,7 @@ export interface TriggeredJob {
   pinned_to: string | null;
   schedule: string | null;
   occurrence_at: string | null;
+  /** the id of its batch; null also for one of another tenant */
   batch: string | null;
   parent: string | null;
   rerun_of: string | null;

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from headway.coordination.locks import Leader, LeaderTerm, Lock, SyncLock
     from headway.core.errors import (
         AlreadyFinal,
+        BatchClosed,
+        BatchNotFound,
         Conflict,
         DefinitionError,
         Denied,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from headway.core.lifecycle import Status
     from headway.core.settings import Settings
     from headway.core.triggers import After, At, Cron, Every
+    from headway.tasks.batches import Batch
     from headway.tasks.context import Context, TaskStopped
     from headway.tasks.handles import JobHandle
     from headway.tasks.options import Options
@@ -62,6 +65,9 @@ __all__ = [
     "After",
     "AlreadyFinal",
     "At",
+    "Batch",
+    "BatchClosed",
+    "BatchNotFound",
     "Cancel",
     "Conflict",
     "Context",
@@ -108,6 +114,7 @@ if not TYPE_CHECKING:  # Type checkers read the imports above, and would believe
     _HOMES = {
         "Headway": "headway.app",
         "Task": "headway.tasks.task",
+        "Batch": "headway.tasks.batches",
         "JobHandle": "headway.tasks.handles",
         "Options": "headway.tasks.options",
         **dict.fromkeys(("Cancel", "Retry"), "headway.tasks.retry"),

@@ -17,18 +17,16 @@ from headway.core.clock import Clock
 from headway.core.errors import InvalidTask, ScheduleNotFound
 from headway.core.instants import quote
 from headway.core.job_summary import glance
-from headway.core.jobs import EnqueuedRow, Job, NewJob
+from headway.core.jobs import Job, NewJob
 from headway.core.lifecycle import Status
 from headway.core.occurrences import Occurrence
 from headway.core.schedules import Schedule
 from headway.core.settings import Settings
 from headway.core.sync_bridge import blocking_twin
-from headway.core.tenants import ALL_TENANTS, DEFAULT_TENANT
+from headway.core.tenants import DEFAULT_TENANT
 from headway.core.triggers import Trigger
 from headway.core.validation import check_name, read_status
-from headway.operations import audit_log
 from headway.operations.app_sync import Declarations, sync_app
-from headway.operations.caller import Caller, Principal
 from headway.operations.job_actions import cancel_job, retry_job
 from headway.operations.job_reads import explained_job, visible_job
 from headway.operations.schedule_definitions import put_unowned
@@ -38,6 +36,7 @@ from headway.tasks.handles import JobHandle
 from headway.tasks.options import Options
 from headway.tasks.registry import TaskOptions, TaskRegistry
 from headway.tasks.task import Task
+from headway.wiring.app_batches import BatchCalls
 from headway.wiring.connections import Connections
 from headway.wiring.ready_made import ReadyMade, program, request
 
@@ -46,7 +45,7 @@ WAIT_REST_S_MIN: Final = 0.02
 WAIT_REST_S_MAX: Final = 0.5
 
 
-class Headway(Connections, TaskRegistry):
+class Headway(BatchCalls):
     """The app: tasks, schedules and the store they live in."""
 
     def __init__(
@@ -122,14 +121,6 @@ class Headway(Connections, TaskRegistry):
         """Build and check a job, ready to be enqueued."""
         return options.new_job(self._clock.new_id("job"), task, args)
 
-    async def enqueue_jobs(self, jobs: list[NewJob], tx: Any = None) -> list[JobHandle]:
-        """Enqueue jobs, all or none; inside the caller's transaction when `tx` is its connection."""
-        return self._handles(jobs, await self._insert(jobs, tx))
-
-    def enqueue_jobs_sync(self, jobs: list[NewJob], tx: Any = None) -> list[JobHandle]:
-        """Enqueue jobs, all or none; inside the caller's transaction when `tx` is its connection."""
-        return self._handles(jobs, self._insert_sync(jobs, tx))
-
     async def enqueue(self, task: str, args: Mapping[str, Any] | None = None, **options: Any) -> JobHandle:
         """Enqueue a job by the name of its task, which need not be known here."""
         job, tx = self._job_by_name(task, args, options)
@@ -190,15 +181,6 @@ class Headway(Connections, TaskRegistry):
         return JobHandle(self, await retry_job(caller, await visible_job(caller, _job_id(job_id))))
 
     retry_sync = blocking_twin(retry)
-
-    @property
-    def _author(self) -> str:
-        return f"app:{self.name}"
-
-    async def _caller(self) -> Caller:
-        return Caller(
-            Principal(self._author, ALL_TENANTS, "admin"), audit_log.origin(), await self.store(), self._clock
-        )
 
     def glance(self, job: Job) -> str:
         """Explain the status of a job, as far as the job alone tells."""
@@ -280,11 +262,6 @@ class Headway(Connections, TaskRegistry):
         return await sync_app(await self.store(), Declarations.of(self))
 
     sync_sync = blocking_twin(sync)
-
-    def _handles(self, jobs: Sequence[NewJob], rows: Sequence[EnqueuedRow]) -> list[JobHandle]:
-        return [
-            JobHandle(self, row.job_of(job), merged_into=row.merged_into) for job, row in zip(jobs, rows, strict=True)
-        ]
 
 
 def _job_id(value: object) -> str:

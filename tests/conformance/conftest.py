@@ -102,7 +102,8 @@ set session_replication_role = replica;
 truncate headway_schedules, headway_revisions, headway_occurrences, headway_jobs, headway_attempts, headway_events,
   headway_leases, headway_nodes, headway_log, headway_steps, headway_queues, headway_followed, headway_feed,
   headway_endpoints, headway_deliveries, headway_tokens, headway_actions, headway_sessions, headway_windows,
-  headway_limits, headway_limit_revisions, headway_gates, headway_tenants, headway_shares, headway_lanes, headway_rings
+  headway_limits, headway_limit_revisions, headway_gates, headway_tenants, headway_shares, headway_lanes, headway_rings,
+  headway_groups, headway_deltas
   restart identity;
 delete from headway_counters where name like 'origin|%';
 update headway_counters set value = 0;

@@ -12,7 +12,7 @@ from headway.operations import audit_log as deeds
 from headway.store import Store
 from headway.store.audit_log import Actor
 from headway.store.bulk import AT_ONCE_MAX
-from headway.store.bulk import _retry as retry_transaction
+from headway.store.bulk import retry_jobs as retry_transaction
 from headway.store.job_filter import JobFilter
 from tests.conformance.arrange import bring_to, claim_one, decide, enqueue, run_one, spec
 from tests.conformance.backend import Backend, Interrupted

@@ -15,7 +15,7 @@ import pytest
 from headway.core.instants import DAY, HOUR, MINUTE
 from headway.store.sqlite import SqliteConnection
 from headway.store.statements import POSTGRES, SQLITE, catalogue, migrations, positional
-from tests.conformance import plans_of_limits, plans_of_needs
+from tests.conformance import plans_of_groups, plans_of_limits, plans_of_needs
 from tests.conformance.conftest import Databases
 from tests.support.waiting import DEADLINE_S
 
@@ -38,6 +38,7 @@ ANY: dict[str, Any] = {
     "finished_after": None,
     "finished_before": None,
     "rerun_of": None,
+    "group_id": None,
 }
 
 WHICH: dict[str, Any] = {"task": None, "queue": None, "tenant": None, "schedule": None}
@@ -228,6 +229,8 @@ HOT: dict[str, dict[str, Any]] = {
     "fence": {"names": '["scheduler/0"]', "holder": "n"},
     **plans_of_limits.HOT,
     **plans_of_needs.HOT,
+    **plans_of_groups.HOT,
+    "jobs_of_group": {**ANY, "before": "~", "group_id": plans_of_groups.GROUP, "limit": 50, "largest": 4_096},
     "open_windows": {
         "windows": '[{"tenant": "default", "key": "key-7", "kind": "unique", "task": "t", "job_id": "j", "span": 1}]'
     },
@@ -286,6 +289,8 @@ BY: dict[str, str] = {
     "prune_log": "headway_log_job",
     **plans_of_limits.BY,
     **plans_of_needs.BY,
+    **plans_of_groups.BY,
+    "jobs_of_group": plans_of_groups.MEMBERS,
 }
 # They must also be planned well when a full table was empty a minute ago.
 UNDER_LOAD = (
@@ -313,6 +318,7 @@ UNDER_LOAD = (
     "cancel",
     *plans_of_limits.UNDER_LOAD,
     *plans_of_needs.UNDER_LOAD,
+    *plans_of_groups.UNDER_LOAD,
 )
 # Statements for people, run manually or rarely, and those on small tables.
 COLD = {
@@ -346,10 +352,12 @@ COLD = {
     *("tokens", "any_token", "token_by_id", "token_by_hash", "add_token", "revoke_token", "add_audit_entries"),
     *("audit_entries", "prune_audit_entries"),
     *plans_of_limits.COLD,
+    *plans_of_groups.COLD,
 }
 
 BIG = (
-    "headway_(?:jobs|schedules|occurrences|attempts|events|revisions|leases|log|steps|lanes|shares|gates|rings|windows)"
+    "headway_(?:jobs|schedules|occurrences|attempts|events|revisions|leases|log|steps|lanes|shares|gates|rings|windows"
+    "|groups)"
 )
 # Partial indexes that hold only waiting or running jobs: scanning one reads only pending work.
 SMALL = "headway_jobs_(?:lane|waiting|blocked|leased|apart|parked_needs)|headway_schedules_delay"
@@ -403,12 +411,15 @@ def test_sqlite_searches(sqlite: SqliteConnection, name: str) -> None:
         )
     if name in ("live_counts", "ended_counts"):  # Counts its results.
         allowed = re.compile(rf"SCAN \w+ USING INDEX (?:{SMALL})|SCAN (?:live|running|ready|waiting|blocked|ended)$")
+    if name == "groups_at_work":  # Walks both up to its limit.
+        allowed = re.compile(r"SCAN (?:headway_deltas|oldest|due|found|\(.*\))$")
     if name == "erasable_by_key":  # A job and its retries.
         allowed = re.compile(r"SCAN family$")
     if name in ("ended_series", "calendar", "calendar_runs"):  # Counts its results, up to a limit.
         allowed = re.compile(r"SCAN (?:looked_at|ranked|\(subquery-\d+\)|p|r|within_it|before_it)$")
     assert [line for line in scans if not allowed.search(line)] == [], "\n".join(plan)
-    assert not any("AUTOMATIC" in line for line in plan), "\n".join(plan)
+    if name != "groups":  # It joins the sums of one page.
+        assert not any("AUTOMATIC" in line for line in plan), "\n".join(plan)
     used = {index for line in plan for index in re.findall(r"(?:headway_jobs|other|j|a) USING.*? INDEX (\w+)", line)}
     if name in BY and name not in ("log", "log_newest", "prune_log"):
         assert used <= {*BY[name].split("|"), *KEY.split("|")}, "\n".join(plan)
@@ -492,7 +503,7 @@ async def unknown(request: pytest.FixtureRequest) -> AsyncIterator[asyncpg.Conne
 async def filled(unknown: asyncpg.Connection) -> asyncpg.Connection:
     """Fill the tables, with statistics from when they were empty."""
     await unknown.execute("analyze")
-    await unknown.execute((FILL + plans_of_limits.FILL).format(now=POSTGRES.render("{now}")))
+    await unknown.execute((FILL + plans_of_limits.FILL + plans_of_groups.FILL).format(now=POSTGRES.render("{now}")))
     return unknown
 
 

@@ -21,6 +21,7 @@ import pytest
 from websockets.sync.client import connect
 
 from headway.core.clock import Clock
+from headway.core.groups import NewGroup
 from headway.core.instants import HOUR, SECOND
 from headway.core.jobs import Report
 from headway.core.lifecycle import Raised, Succeeded
@@ -98,10 +99,13 @@ ABSENT = {
     "token": "tok_01m7h07rq30wjd03gjnmt8r3pz",
     "type": "absent-type",
     "limit": "tenant:absent",
+    "batch": "batch_absent",
+    "batch_name": "absent-batch",
 }
 
 JOB, SCHEDULE = "/api/jobs/{job_id}", "/api/schedules/{name:path}"
 WEBHOOK, DELIVERY = "/api/webhooks/{id}", "/api/deliveries/{id}"
+BATCH = "/api/batches/{name:path}"
 LIMIT, TENANT = "/api/limits/{name:path}", "/api/tenants/{name:path}"
 RULE = {"task": "report", "cron": "0 6 * * *"}
 
@@ -167,6 +171,14 @@ HIDDEN = [
     Probe("POST", f"{DELIVERY}/replay", "/api/deliveries/<delivery>/replay"),
     Probe("DELETE", "/api/tokens/{id}", "/api/tokens/<token>"),
     Probe("GET", LIMIT, "/api/limits/<limit>"),
+    Probe("GET", BATCH, "/api/batches/<batch>"),
+    Probe("GET", BATCH, "/api/batches/<batch_name>"),
+    Probe("POST", f"{BATCH}/close", "/api/batches/<batch>/close"),
+    Probe("POST", f"{BATCH}/cancel", "/api/batches/<batch_name>/cancel", body={"reason": "x"}),
+    Probe("POST", f"{BATCH}/cancel", "/api/batches/<batch>/cancel", body={}),
+    Probe("POST", f"{BATCH}/retry", "/api/batches/<batch>/retry"),
+    Probe("POST", "/api/jobs/bulk", body={"batch": "<batch>", "jobs": [{"type": "shared"}]}),
+    Probe("POST", "/api/jobs/bulk", body={"batch": "<batch_name>", "jobs": [{"type": "shared"}]}),
 ]
 
 # Lists contain objects of the own tenant only, whatever the filter.
@@ -182,6 +194,9 @@ LISTS = [
     Probe("GET", "/api/jobs", "/api/jobs?status=RUNNING"),
     Probe("GET", "/api/jobs", "/api/jobs?finished_after=2020-01-01T00:00:00Z"),
     Probe("GET", "/api/jobs", "/api/jobs?rerun_of=<shared>"),
+    Probe("GET", "/api/jobs", "/api/jobs?batch=<batch>"),
+    Probe("GET", JOB, "/api/jobs/<own_member>"),
+    Probe("GET", "/api/batches"),
     Probe("GET", "/api/jobs/latest", "/api/jobs/latest?type=shared"),
     Probe("GET", "/api/jobs/latest", "/api/jobs/latest?type=shared&key=shared-key"),
     Probe("GET", "/api/schedules", "/api/schedules?limit=200"),
@@ -224,6 +239,9 @@ REFUSED = [
     Probe("GET", "/api/schedules", "/api/schedules?tenant=zebra"),
     Probe("GET", "/api/dead", "/api/dead?tenant=zebra"),
     Probe("GET", "/api/failures", "/api/failures?tenant=zebra"),
+    Probe("GET", "/api/batches", "/api/batches?tenant=zebra"),
+    Probe("GET", BATCH, "/api/batches/<batch_name>?tenant=zebra"),
+    Probe("POST", "/api/batches", body={"name": "x", "tenant": "zebra"}),
     Probe("POST", "/api/jobs", body={"type": "shared", "tenant": "zebra"}),
     Probe("POST", "/api/jobs", body={"type": "shared", "tenant": "*"}),
     Probe("POST", "/api/jobs", body={"type": "shared", "tenant": "default"}),
@@ -302,8 +320,14 @@ async def fill(store: Store) -> dict[str, str]:
         await enqueue(store, **common, rerun_of=shared)
         found = {"job": waiting, "running": running, "dead": dead, "done": done, "shared": shared}
         ids |= found if tenant == WORD else {f"own_{name}": job_id for name, job_id in found.items()}
+        batch = NewGroup(id=f"batch_{tenant}", name=f"{tenant}-batch", tenant=tenant)
+        await store.groups.open(batch)
         spec = ScheduleSpec.build(task=f"{tenant}-type", trigger=Every("1s"), tenant=tenant, queue=f"{tenant}-late")
         await store.schedules.put(f"{tenant}-schedule", spec, owner=f"{tenant}-app", author=f"{tenant}-admin")
+    member = {"task": "shared", "queue": "otter-queue", "tenant": "otter"}
+    ids |= {"batch": "batch_zebra", "batch_name": "zebra-batch"}
+    await enqueue(store, task="zebra-type", queue="zebra-queue", tenant=WORD, group_id=ids["batch"])
+    ids["own_member"] = await enqueue(store, **member, group_id=ids["batch"])  # As a program of the platform may do.
     await store.queue.pause("zebra-paused", author="zebra-admin", reason="zebra-reason")
     await store.limits.put(Limit.build("tenant:zebra", concurrency=9), author="zebra-admin")
     ids["limit"] = "tenant:zebra"

@@ -31,6 +31,7 @@ from headway.operations.caller import Caller, Principal
 from headway.operations.everything import LocalOperations, Operations
 from headway.operations.verbs import OperationGroup, Verb, verbs_of
 from headway.store import Store
+from headway.wire.batches import NewBatch
 from headway.wire.dead_letters import FailureFilter, LetterFilter, ManyLetters
 from headway.wire.job_requests import JobFilter, ManyJobs, NewJobs
 from headway.wire.jobs import NewJob
@@ -46,7 +47,7 @@ PRINCIPALS = {
     VIEWER: Principal(VIEWER, "*", "viewer"),
     ACME: Principal(ACME, "acme", "operator"),
 }
-IDS = re.compile(r"\b(job|node|tok|wh|msg|auto|req)_[0-9a-z]{26,34}\b")
+IDS = re.compile(r"\b(job|batch|node|tok|wh|msg|auto|req)_[0-9a-z]{26,34}\b")
 SPANS = re.compile(
     r"(?<=ready for ).*|(?<![\w.])\d+(\.\d+)?(ms|s|m|h)\b( \d+(\.\d+)?(s|m)\b)?( ago)?|\bjust now\b|\bnow\b"
 )
@@ -157,6 +158,12 @@ def with_cancelled_job(queue: str, call: Callable[[Operations, str], Awaitable[A
     return with_job(queue, call, cancel)
 
 
+def with_batch(name: str, call: Callable[[Operations, str], Awaitable[Any]], *before: Call) -> Scenario:
+    """Call an operation on a batch of one tenant that was created before."""
+    new = NewBatch(name=name, tenant="acme")  # A callback would run on the server only.
+    return Scenario(lambda on: call(on, name), [lambda on: on.batches.create(new), *before])
+
+
 def of_queue(queue: str, **what: Any) -> ManyJobs:
     return ManyJobs(filter=JobFilter(queue=queue), reason="all of them", **what)
 
@@ -219,6 +226,12 @@ SCENARIOS: dict[str, Scenario] = {
     "scale_queue": Scenario(lambda on: on.queues.scale("wide", wait="10s")),
     "pause_queue": Scenario(lambda on: on.queues.pause("media", reason="the disk is full")),
     "resume_queue": Scenario(lambda on: on.queues.resume("tap"), [lambda on: on.queues.pause("tap")]),
+    "create_batch": Scenario(lambda on: on.batches.create(NewBatch(name="a/b", tenant="acme", on_failure="report"))),
+    "list_batches": with_batch("listed", lambda on, _: on.batches.list(state="unfinished", tenant="acme", limit=1)),
+    "get_batch": with_batch("shown/now", lambda on, name: on.batches.show(name, tenant="acme")),
+    "close_batch": with_batch("closed", lambda on, name: on.batches.close(name, tenant="acme")),
+    "cancel_batch": with_batch("unwanted", lambda on, name: on.batches.cancel(name, tenant="acme", reason="wrong day")),
+    "retry_batch": with_batch("tried", lambda on, name: on.batches.retry(name, tenant="acme")),
     "list_limits": Scenario(
         lambda on: on.limits.list(limit=2),
         [

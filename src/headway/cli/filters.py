@@ -24,6 +24,7 @@ _FLAGS: Final[dict[str, Any]] = {
     "schedule": typer.Option(
         "--schedule", metavar="NAME", help="Only of this schedule; tenant/name for another tenant."
     ),
+    "batch": typer.Option("--batch", metavar="BATCH", help="Only of this batch: its name, or its id."),
     "tag": typer.Option("--tag", metavar="TEXT", help="Only with this tag."),
     "key": typer.Option("--key", metavar="TEXT", help="Only with this key."),
     "q": typer.Option("--text", metavar="TEXT", help="Only with this text in task, key, schedule, id or reason."),

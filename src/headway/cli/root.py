@@ -90,6 +90,7 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "jobs": ("jobs", "List, show, watch, retry and cancel jobs, and explain their status."),
         "dead": ("dead", "List, retry and drop dead letters: jobs that failed for good."),
         "queues": ("queues", "List queues; pause, resume and limit them."),
+        "batches": ("batches", "List batches; show, watch, close, cancel and retry them."),
         "limits": ("limits", "List limits; put, show and remove them."),
         "tenants": ("tenants", "List tenants; set and show their weights."),
         "workers": ("workers", "List workers and drain one."),

@@ -8,7 +8,7 @@ from typing import Any
 from headway.client.binding import PAGE, Shapes, W_co, get, items_of, listing, operation, pages
 from headway.client.declared_calls import Limits, Queues, Tenants
 from headway.client.jobs import JobCalls
-from headway.client.operators import Dead, Tokens, Webhooks, Workers
+from headway.client.operators import Batches, Dead, Tokens, Webhooks, Workers
 from headway.client.requests import (
     Flow,
     Request,
@@ -31,6 +31,7 @@ class Calls(JobCalls[W_co]):
         super().__init__(wire)
         self.schedules = Schedules(wire)
         self.queues = Queues(wire)
+        self.batches = Batches(wire)
         self.limits = Limits(wire)
         self.tenants = Tenants(wire)
         self.workers = Workers(wire)

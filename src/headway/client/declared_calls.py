@@ -2,7 +2,16 @@
 
 from headway.client.binding import Group, Shapes, W_co, delete, get, items_of, listing, operation, pages, post, send
 from headway.client.requests import Flow, Request, Shape, Steps, body_of, part, query_of
-from headway.core.errors import AlreadyFinal, InvalidLimit, InvalidSchedule, InvalidTask, JobNotFound, ScheduleNotFound
+from headway.core.errors import (
+    AlreadyFinal,
+    BatchClosed,
+    BatchNotFound,
+    InvalidLimit,
+    InvalidSchedule,
+    InvalidTask,
+    JobNotFound,
+    ScheduleNotFound,
+)
 
 
 class Queues(Group[W_co]):
@@ -85,6 +94,49 @@ class Limits(Group[W_co]):
         An app that declares it puts it again when it starts. Needs a token for all tenants.
         """
         return delete(f"/api/limits/{part(name)}", invalid=InvalidLimit)
+
+
+class DeclaredBatches(Group[W_co]):
+    """Batches: many jobs as one thing, with exact counts, one progress and one callback."""
+
+    @operation
+    def show(self, name: str, *, tenant: str | None = None) -> Steps[Shape]:
+        """Show a batch, by its name or id: exact counts, progress, rate and time left."""
+        return get(f"/api/batches/{part(name)}", {"tenant": tenant}, missing=BatchNotFound)
+
+    @operation
+    def close(self, name: str, *, tenant: str | None = None) -> Steps[Shape]:
+        """Close a batch: it takes no more jobs from outside, and finishes when all of its jobs have ended.
+
+        Its own running jobs can still add to it.
+        """
+        return post(f"/api/batches/{part(name)}/close", query=query_of({"tenant": tenant}), missing=BatchNotFound)
+
+    @operation
+    def cancel(self, name: str, *, reason: str = "", tenant: str | None = None) -> Steps[Shape]:
+        """Cancel a batch: close it, cancel the jobs that wait, and ask those that run to stop.
+
+        Very large batches are cancelled in the background.
+        """
+        return post(
+            f"/api/batches/{part(name)}/cancel",
+            {"reason": reason},
+            query=query_of({"tenant": tenant}),
+            is_keyed=True,
+            missing=BatchNotFound,
+            conflict=BatchClosed,
+        )
+
+    @operation
+    def retry(self, name: str, *, tenant: str | None = None) -> Steps[Shape]:
+        """Rerun the jobs of a batch that failed or timed out, each once.
+
+        While the batch runs, the reruns join it. If it has finished, they make a new batch with the same callbacks; its
+        `rerun_of` names this one. Returns the batch in which they run.
+        """
+        return post(
+            f"/api/batches/{part(name)}/retry", query=query_of({"tenant": tenant}), is_keyed=True, missing=BatchNotFound
+        )
 
 
 class Tenants(Group[W_co]):

@@ -96,9 +96,12 @@ class JobCalls(DeclaredJobs[W_co]):
         return _enqueue(_job_body(task, args, **options))
 
     @operation
-    def enqueue_many(self, jobs: Iterable[Mapping[str, Any]]) -> Steps[Shapes]:
-        """Enqueue many jobs, all or none: `{"task": …, "args": {…}, "queue": …}` with the options of `enqueue`."""
-        return _enqueue_many([_job_body(**job) for job in jobs])
+    def enqueue_many(self, jobs: Iterable[Mapping[str, Any]], *, batch: str | None = None) -> Steps[Shapes]:
+        """Enqueue many jobs, all or none: `{"task": …, "args": {…}, "queue": …}` with the options of `enqueue`.
+
+        With `batch`, the name or id of a batch, they are added to it; give each a key, so that it is safe to repeat.
+        """
+        return _enqueue_many([_job_body(**job) for job in jobs], batch)
 
     @operation
     def job(self, job_id: str) -> Steps[Shape]:
@@ -239,12 +242,12 @@ def _enqueue(body: Shape) -> Steps[Shape]:
     return job
 
 
-def _enqueue_many(jobs: Shapes) -> Steps[Shapes]:
+def _enqueue_many(jobs: Shapes, batch: str | None) -> Steps[Shapes]:
     if not jobs:
         return []
     answer = yield from post(
         "/api/jobs/bulk",
-        {"jobs": jobs},
+        {"jobs": jobs} if batch is None else {"jobs": jobs, "batch": batch},
         is_keyed=True,
         missing=TaskNotFound,
         conflict=DuplicateKey,

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import TypedDict, Unpack
 
 from headway.client.binding import Group, W_co, delete, get, listing, operation, pages, post, require_known, send
-from headway.client.declared_calls import DeclaredWebhooks, DeclaredWorkers
+from headway.client.declared_calls import DeclaredBatches, DeclaredWebhooks, DeclaredWorkers
 from headway.client.requests import (
     Flow,
     Request,
@@ -14,10 +14,7 @@ from headway.client.requests import (
     duration_text,
     part,
 )
-from headway.core.errors import (
-    JobNotFound,
-    NotFinal,
-)
+from headway.core.errors import DuplicateKey, InvalidTask, JobNotFound, NotFinal, TaskNotFound
 from headway.core.instants import DurationLike
 
 
@@ -28,6 +25,40 @@ class Workers(DeclaredWorkers[W_co]):
     def drain(self, name: str) -> Steps[Shape]:
         """Drain a worker, by name or id: it takes no more jobs and exits when its jobs have finished."""
         return post(f"/api/workers/{part(name)}/drain")
+
+
+class Batches(DeclaredBatches[W_co]):
+    """Batches: create, list, show, close, cancel and retry them; `enqueue_many(…, batch=NAME)` adds jobs."""
+
+    @operation
+    def create(
+        self,
+        name: str,
+        *,
+        on_done: str | None = None,
+        on_failure: str | None = None,
+        open_for: DurationLike | None = None,
+        tenant: str | None = None,
+    ) -> Steps[Shape]:
+        """Create a batch, or return the one that has this name; the callbacks are names of tasks."""
+        span = None if open_for is None else duration_text(open_for)
+        body = {"name": name, "tenant": tenant, "on_done": on_done, "on_failure": on_failure, "open_for": span}
+        given = {key: value for key, value in body.items() if value is not None}
+        return post(
+            "/api/batches", given, is_keyed=True, missing=TaskNotFound, conflict=DuplicateKey, invalid=InvalidTask
+        )
+
+    @listing
+    def list(
+        self,
+        *,
+        state: str | None = None,
+        tenant: str | None = None,
+        before: str | None = None,
+        limit: int | None = None,
+    ) -> Flow[Shape]:
+        """Iterate over batches, newest first; `state` is `finished` or `unfinished`."""
+        return pages("/api/batches", {"state": state, "tenant": tenant, "cursor": before}, limit)
 
 
 class DeadLetterFilters(TypedDict, total=False):

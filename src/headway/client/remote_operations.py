@@ -14,6 +14,7 @@ from headway.client.requests import Request, ask, body_of, part, query_of
 from headway.core.clock import Clock
 from headway.core.errors import Conflict, DefinitionError, NotFound, StoreError
 from headway.operations.access import AuditLog, Identity, Tokens
+from headway.operations.batches import Batches
 from headway.operations.dead_letters import DeadLetters, FailedJobs
 from headway.operations.everything import Operations
 from headway.operations.jobs import Jobs
@@ -39,6 +40,7 @@ class RemoteOperations(Operations):
         self.clock = clock
         self.jobs = _remote(Jobs, client)
         self.queues = _remote(Queues, client)
+        self.batches = _remote(Batches, client)
         self.limits = _remote(Limits, client)
         self.tenants = _remote(Tenants, client)
         self.workers = _remote(Workers, client)

@@ -19,6 +19,8 @@ import msgspec
 from headway.core.backoff import retry_after
 from headway.core.clock import Clock
 from headway.core.errors import (
+    BatchClosed,
+    BatchNotFound,
     Conflict,
     DefinitionError,
     Denied,
@@ -228,6 +230,8 @@ def _may_try_again(request: Request, outcome: Reply | Unreached) -> bool:
 _BY_CODE: Final[Mapping[str, type[HeadwayError]]] = {
     "unknown_task": TaskNotFound,
     "duplicate_key": DuplicateKey,
+    "unknown_batch": BatchNotFound,
+    "batch_closed": BatchClosed,
     "invalid_limit": InvalidLimit,
     "lease_lost": LeaseLost,
     "schema_mismatch": SchemaMismatch,

@@ -10,7 +10,8 @@
     ├── NotFound
     │   ├── TaskNotFound
     │   ├── ScheduleNotFound
-    │   └── JobNotFound
+    │   ├── JobNotFound
+    │   └── BatchNotFound
     ├── Conflict              a concurrent change came first; read again and decide anew
     │   ├── ScheduleChanged   the schedule has another revision than the caller saw
     │   ├── ScheduleOwned     the schedule belongs to another app
@@ -19,6 +20,7 @@
     │   ├── AlreadyFinal      the job has ended, and final states never change
     │   ├── NotFinal          the job has not ended yet
     │   ├── DuplicateKey      the idempotency key was used with other arguments
+    │   ├── BatchClosed       the batch takes no more jobs: it is closed, cancelled or finished
     │   └── LockHeld          another owner holds the lock, and the wait for it ended
     ├── Denied                the credential is missing, wrong, or not sufficient
     ├── LeaseLost             this attempt, term or lock is no longer ours: stop, write nothing
@@ -81,6 +83,10 @@ class JobNotFound(NotFound):
     """No job has this id."""
 
 
+class BatchNotFound(NotFound):
+    """No batch has this name or id."""
+
+
 class Conflict(HeadwayError):
     """The request conflicts with a concurrent change."""
 
@@ -111,6 +117,10 @@ class NotFinal(Conflict):
 
 class DuplicateKey(Conflict):
     """The idempotency key was used before with other arguments."""
+
+
+class BatchClosed(Conflict):
+    """The batch takes no more jobs."""
 
 
 class LockHeld(Conflict):

@@ -88,6 +88,8 @@ class JobFields(JobOptions, frozen=True, kw_only=True):
     callback: Annotated[str | None, ERASED] = None
     limit_key: str = ""
     needs: str = ""  # What a worker must offer, as canonical text; see `headway.core.needs`.
+    group_id: str | None = None
+    group_tenant: str | None = None  # The tenant of its group, if that is another one: this tenant must not see it.
 
 
 class NewJob(JobFields, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from zlib import crc32
 
 import msgspec
 
+from headway.core.groups import GroupWork
 from headway.core.instants import Duration, Instant
 from headway.core.jobs import Claimed, EnqueuedRow, NewJob, Report, Suspect
 from headway.core.lifecycle import Settlement
@@ -308,7 +309,7 @@ class ProgressReports(Protocol):
         ...
 
 
-class Work(Claims, AttemptLeases, Settlements, ProgressReports, Protocol):
+class Work(Claims, AttemptLeases, Settlements, ProgressReports, GroupWork, Protocol):
     """What a worker needs of the queue. Writes of a stale attempt are rejected, and its worker learns of it."""
 
     async def keep_step(self, job_id: str, attempt: int, name: str, result: str) -> None:

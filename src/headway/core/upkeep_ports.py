@@ -1,15 +1,15 @@
-"""Ports of the housekeeping loops that keep lanes, needs and the audit log."""
+"""Ports of the housekeeping loops that keep lanes, groups, needs and the audit log."""
 
 from typing import Protocol
 
 from headway.core.instants import Duration
 
 
-class LaneUpkeep(Protocol):
-    """What the janitor needs to keep lanes going."""
+class Upkeep(Protocol):
+    """Keep lanes or groups going."""
 
     async def keep_going(self) -> bool:
-        """Open lanes that wait although their gate has a free place, and so on; return whether there is more to do."""
+        """Do one bounded piece of what is due; return whether there may be more."""
         ...
 
 

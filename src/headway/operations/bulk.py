@@ -39,7 +39,7 @@ class Bulk:
         said = which.given()
         for name, text in said.items():
             require_printable(text, f"filter.{name}")
-        chosen = chosen_by(self._caller, which, prefix="filter.")
+        chosen = await chosen_by(self._caller, which, prefix="filter.")
         if said.keys() <= ({"tenant"} if self._caller.tenant is not None else set()):
             raise DefinitionError("filter: it is empty; to select all jobs, name their statuses")
         return _outcome(0, True, more=False) if chosen is None else await self._matching(chosen, said)

@@ -5,7 +5,7 @@ from typing import Final, cast
 
 import msgspec
 
-from headway.core.errors import DefinitionError, Denied, HeadwayError, TaskNotFound
+from headway.core.errors import BatchNotFound, DefinitionError, Denied, HeadwayError, TaskNotFound
 from headway.core.instants import Instant, parse_start, to_datetime
 from headway.core.jobs import EnqueuedRow
 from headway.core.jobs import Job as StoredJob
@@ -13,7 +13,7 @@ from headway.core.jobs import NewJob as StoredNewJob
 from headway.core.validation import KEY_LENGTH_MAX, check_name
 from headway.operations import audit_log
 from headway.operations.caller import Caller
-from headway.operations.job_reads import JOB_BYTES, names_of_nodes, shown_job
+from headway.operations.job_reads import JOB_BYTES, find_batch, names_of_nodes, shown_job
 from headway.operations.job_source import length_of
 from headway.wire.base import LISTED_BYTES_MAX
 from headway.wire.job_requests import EnqueuedJobs
@@ -46,8 +46,11 @@ async def enqueue_one(caller: Caller, job: NewJob, key: str | None) -> Job:
     return _with_merge(shown, row)
 
 
-async def enqueue_many(caller: Caller, jobs: Sequence[NewJob]) -> EnqueuedJobs:
-    """Enqueue many jobs, all or none."""
+async def enqueue_many(caller: Caller, jobs: Sequence[NewJob], *, batch: str | None = None) -> EnqueuedJobs:
+    """Enqueue many jobs, all or none, and add them to a batch if it is given by its name or id."""
+    group_id = None if batch is None else await find_batch(caller, batch)
+    if batch is not None and group_id is None:
+        raise BatchNotFound(f"no batch is named {batch[:60]!r}; create it with POST /api/batches")
     new: list[StoredNewJob] = []
     for number, one in enumerate(jobs):
         if number % AT_ONCE == 0:
@@ -56,12 +59,14 @@ async def enqueue_many(caller: Caller, jobs: Sequence[NewJob]) -> EnqueuedJobs:
             new.append(await _new_job(caller, one, None))
         except (DefinitionError, TaskNotFound, Denied) as error:
             raise cast("HeadwayError", type(error)(f"jobs[{number}]: {error}")) from None
+    if group_id is not None:
+        new = [msgspec.structs.replace(job, group_id=group_id) for job in new]
     rows = await _enqueue(caller, new)
     earlier = await _earlier(caller, rows)
     names, now = await names_of_nodes(caller, earlier.values()), caller.now
     shown = [row.job_of(job) if row.is_new else earlier[row.id] for job, row in zip(new, rows, strict=True)]
     size = sum(map(length_of, shown)) + JOB_BYTES * len(shown)
-    items = await caller.convert(size, _bounded, shown, now, names)
+    items = await caller.convert(size, _bounded, shown, now, names, all_tenants=caller.tenant is None)
     created, merged = sum(row.is_new for row in rows), sum(row.is_merged for row in rows)
     if merged:
         items = [_with_merge(item, row) for item, row in zip(items, rows, strict=True)]
@@ -73,13 +78,13 @@ def _with_merge(job: Job, row: EnqueuedRow) -> Job:
     return job if row.merged_into is None else msgspec.structs.replace(job, merged_into=row.merged_into)
 
 
-def _bounded(jobs: Iterable[StoredJob], now: Instant, names: Mapping[str, str]) -> list[Job]:
+def _bounded(jobs: Iterable[StoredJob], now: Instant, names: Mapping[str, str], *, all_tenants: bool) -> list[Job]:
     """Convert jobs; once the response is large enough, omit the values of the remaining ones."""
     items, size = [], 0
     for job in jobs:
         job = listed(job, largest=LISTED_BYTES_MAX if size < BULK_ANSWER_BYTES_MAX else 0)
         size += length_of(job)
-        items.append(job_of(job, now, node_name=names.get(job.node or "")))
+        items.append(job_of(job, now, node_name=names.get(job.node or ""), all_tenants=all_tenants))
     return items
 
 

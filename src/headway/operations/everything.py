@@ -3,6 +3,7 @@
 from headway.core.clock import Clock
 from headway.core.instants import Instant
 from headway.operations.access import AuditLog, Identity, Tokens
+from headway.operations.batches import Batches
 from headway.operations.caller import Caller
 from headway.operations.dead_letters import DeadLetters, FailedJobs
 from headway.operations.jobs import Jobs
@@ -23,6 +24,7 @@ class Operations:
     clock: Clock
     jobs: Jobs
     queues: Queues
+    batches: Batches
     limits: Limits
     tenants: Tenants
     workers: Workers
@@ -52,6 +54,7 @@ class LocalOperations(Operations):
         self.clock = caller.clock
         self.jobs = Jobs(caller)
         self.queues = Queues(caller)
+        self.batches = Batches(caller)
         self.limits = Limits(caller)
         self.tenants = Tenants(caller)
         self.workers = Workers(caller)

@@ -7,7 +7,7 @@ is read only if the stamp has changed.
 
 import asyncio
 from collections.abc import Collection, Sequence
-from typing import Final
+from typing import Final, Unpack
 
 import msgspec
 
@@ -20,7 +20,7 @@ from headway.operations.job_context import node_names
 from headway.operations.job_source import length_of, overlaid_all
 from headway.store import Store
 from headway.wire.base import LISTED_BYTES_MAX
-from headway.wire.jobs import job_of, set_outlook
+from headway.wire.jobs import JobViews, job_of, set_outlook
 
 NAMES_FRESH_S: Final = 10.0
 NAMES_AGAIN_S: Final = 0.5
@@ -115,14 +115,14 @@ class EncodedJobs:
     """Jobs as JSON: each is converted once, and encoded at most once a second, since some fields change with time."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, bool], EncodedJob] = {}
+        self._kept: dict[tuple[str, bool, bool], EncodedJob] = {}
 
-    def get(self, job: Job, *, with_traceback: bool) -> "EncodedJob":
+    def get(self, job: Job, *, with_traceback: bool, all_tenants: bool = False) -> "EncodedJob":
         """Return a job as JSON; the same object for as long as the reader returns the same job."""
-        key = (job.id, with_traceback)
+        key = (job.id, with_traceback, all_tenants)
         encoded = self._kept.get(key)
         if encoded is None or encoded.job is not job:
-            encoded = EncodedJob(job, with_traceback=with_traceback)
+            encoded = EncodedJob(job, with_traceback=with_traceback, all_tenants=all_tenants)
             if length_of(job) <= KEPT_LENGTH_MAX:
                 self._kept[key] = encoded
                 while len(self._kept) > SHOWN_MAX:
@@ -131,13 +131,13 @@ class EncodedJobs:
 
 
 class EncodedJob:
-    """One job as JSON, with its traceback or without."""
+    """One job as JSON, with what its readers may see."""
 
     __slots__ = ("_body", "_second", "_shown", "job")
 
-    def __init__(self, job: Job, *, with_traceback: bool) -> None:
+    def __init__(self, job: Job, **views: Unpack[JobViews]) -> None:
         self.job = job
-        self._shown = job_of(job, 0, why="", with_traceback=with_traceback)
+        self._shown = job_of(job, 0, why="", **views)
         self._second = -1
         self._body = b""
 

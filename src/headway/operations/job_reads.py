@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from headway.core.errors import DefinitionError, Denied, JobNotFound
+from headway.core.groups import is_batch_id
 from headway.core.instants import Instant, parse_instant
 from headway.core.jobs import Job as StoredJob
 from headway.core.lifecycle import Status
+from headway.core.tenants import DEFAULT_TENANT
 from headway.operations.caller import Caller
 from headway.operations.job_context import look_around, node_names
 from headway.operations.job_source import length_of
@@ -15,7 +17,7 @@ from headway.operations.why import Explanation, explain
 from headway.store import job_filter
 from headway.wire.base import Page
 from headway.wire.job_requests import JobFilter
-from headway.wire.jobs import Job, job_of, listed
+from headway.wire.jobs import Job, JobViews, job_of, listed
 
 JOB_BYTES: Final = 1_024  # The approximate size of a job as JSON without its texts.
 PAGE_BYTES_MAX: Final = 1 << 20
@@ -51,10 +53,11 @@ def tenant_asked_for(caller: Caller, tenant: str | None) -> str | None:
     return caller.tenant or tenant
 
 
-def chosen_by(caller: Caller, which: JobFilter, *, prefix: str = "") -> job_filter.JobFilter | None:
-    """Return the filter for the store; None if nothing can match, since batches do not exist yet."""
+async def chosen_by(caller: Caller, which: JobFilter, *, prefix: str = "") -> job_filter.JobFilter | None:
+    """Return the filter for the store; None if nothing can match, since there is no such batch for the caller."""
     tenant = tenant_asked_for(caller, which.tenant)
-    if which.batch:
+    group_id = None if which.batch is None else await find_batch(caller, which.batch)
+    if which.batch is not None and group_id is None:
         return None
     return job_filter.JobFilter(
         status=which.status,
@@ -70,7 +73,17 @@ def chosen_by(caller: Caller, which: JobFilter, *, prefix: str = "") -> job_filt
         finished_after=_instant(which.finished_after, f"{prefix}finished_after"),
         finished_before=_instant(which.finished_before, f"{prefix}finished_before"),
         rerun_of=which.rerun_of,
+        group_id=group_id,
     )
+
+
+async def find_batch(caller: Caller, name_or_id: str, tenant: str | None = None) -> str | None:
+    """Return the id of a batch that the caller sees, by its id, or by its name in this or the caller's tenant."""
+    if not is_batch_id(name_or_id):
+        return await caller.store.groups.find_batch(tenant or caller.tenant or DEFAULT_TENANT, name_or_id)
+    if caller.tenant is None or name_or_id in await caller.store.groups.of_tenant([name_or_id], caller.tenant):
+        return name_or_id
+    return None
 
 
 def _instant(text: str | None, what: str) -> Instant | None:
@@ -94,16 +107,17 @@ async def shown_job(caller: Caller, job: StoredJob, kind: type[Job] = Job) -> Jo
     """Return a job with its whole content and the explanation of its state."""
     now, words = caller.now, await needed_explanation(caller, job)
     name = (await names_of_nodes(caller, [job])).get(job.node or "")
-    with_traceback = caller.principal.may("operator")
+    views = views_of(caller)
     if not job.omitted:
-        return await caller.convert(
-            length_of(job), job_of, job, now, why=words, node_name=name, with_traceback=with_traceback, kind=kind
-        )
+        return await caller.convert(length_of(job), job_of, job, now, why=words, node_name=name, kind=kind, **views)
     async with caller.turn():
         job = await caller.job_source.whole(job)
-        return await caller.convert_now(
-            length_of(job), job_of, job, now, why=words, node_name=name, with_traceback=with_traceback, kind=kind
-        )
+        return await caller.convert_now(length_of(job), job_of, job, now, why=words, node_name=name, kind=kind, **views)
+
+
+def views_of(caller: Caller) -> JobViews:
+    """Return what the caller may see of a job."""
+    return {"with_traceback": caller.principal.may("operator"), "all_tenants": caller.tenant is None}
 
 
 async def page_of_jobs(
@@ -117,8 +131,8 @@ async def page_of_jobs(
     if len(shown) < len(found) or len(found) == limit:
         following = shown[-1].id
     names, now = await names_of_nodes(caller, shown), caller.now
-    size, with_traceback = sum(map(length_of, shown)), caller.principal.may("operator")
-    items = await caller.convert(size, jobs_of, shown, now, names, with_traceback=with_traceback)
+    size = sum(map(length_of, shown))
+    items = await caller.convert(size, jobs_of, shown, now, names, **views_of(caller))
     return Page(items, following)
 
 
@@ -134,9 +148,9 @@ def _fitting(found: Sequence[StoredJob]) -> list[StoredJob]:
     return shown
 
 
-def jobs_of(jobs: Iterable[StoredJob], now: Instant, names: Mapping[str, str], *, with_traceback: bool) -> list[Job]:
-    """Convert jobs to their JSON form."""
-    return [job_of(job, now, node_name=names.get(job.node or ""), with_traceback=with_traceback) for job in jobs]
+def jobs_of(jobs: Iterable[StoredJob], now: Instant, names: Mapping[str, str], **views: Unpack[JobViews]) -> list[Job]:
+    """Convert jobs to their JSON form, with what the caller may see."""
+    return [job_of(job, now, node_name=names.get(job.node or ""), **views) for job in jobs]
 
 
 async def names_of_nodes(caller: Caller, jobs: Iterable[StoredJob]) -> Mapping[str, str]:

@@ -10,6 +10,8 @@ import msgspec
 
 from headway.core.errors import (
     AlreadyFinal,
+    BatchClosed,
+    BatchNotFound,
     DefinitionError,
     DuplicateKey,
     InvalidTask,
@@ -118,17 +120,18 @@ class Jobs(OperationGroup):
         role="operator",
         is_repeatable=lambda given: all(job.key is not None for job in given["new"].jobs),
         is_bulk=True,
-        errors=(TaskNotFound, DuplicateKey, InvalidTask),
+        errors=(TaskNotFound, BatchNotFound, DuplicateKey, BatchClosed, InvalidTask),
         created=lambda enqueued: enqueued.created > 0,
     )
     async def enqueue_many(self, new: NewJobs, *, idempotency_key: IdempotencyKey = None) -> EnqueuedJobs:
         """Enqueue many jobs, all or none.
 
-        Each job may have its own `key`; the header Idempotency-Key is refused.
+        Each job may have its own `key`; the header Idempotency-Key is refused. With `batch` they are added to a batch;
+        409 if it is closed.
         """
         if idempotency_key is not None:
             raise DefinitionError("Idempotency-Key: not allowed for many jobs; give each job its own `key`")
-        return await enqueue_many(self.caller, new.jobs)
+        return await enqueue_many(self.caller, new.jobs, batch=new.batch)
 
     @verb("GET /api/jobs", id="list_jobs", role="viewer", stable=versions_of)
     async def list(
@@ -137,7 +140,7 @@ class Jobs(OperationGroup):
         """List jobs, newest first."""
         if cursor is not None and not JOB_ID.fullmatch(cursor):
             raise DefinitionError("cursor must be the `next_cursor` of the page before")
-        chosen = chosen_by(self.caller, which)
+        chosen = await chosen_by(self.caller, which)
         if chosen is None:
             return Page([])
         found = await self.caller.store.jobs.chosen(chosen, before=cursor, limit=limit, largest=LISTED_BYTES_MAX)
@@ -149,7 +152,7 @@ class Jobs(OperationGroup):
 
         Counts up to 10,000; if there are more, `is_exact` is false.
         """
-        chosen = chosen_by(self.caller, which)
+        chosen = await chosen_by(self.caller, which)
         number, is_exact = (0, True) if chosen is None else await self.caller.store.bulk.count(chosen)
         return JobCount(number, is_exact)
 

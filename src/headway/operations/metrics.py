@@ -46,7 +46,7 @@ RESULTS: Final = ("completed", "failed", "crashed", "timed_out", "cancelled", "r
 REFUSALS: Final = ("settlement", "report", "decision")
 LOSSES: Final = ("attempt", "term")
 LOOPS: Final = (
-    *("heartbeat", "shards", "scheduler", "housekeeping", "promoter", "janitor", "lane_keeper"),
+    *("heartbeat", "shards", "scheduler", "housekeeping", "promoter", "janitor", "lane_keeper", "group_keeper"),
     "declarations",
     *("claimer", "lease_extender", "settler", "reporter", "lease_watchdog"),
 )

@@ -21,7 +21,7 @@ class Erasable:
 
 
 class Purge(OperationGroup):
-    """Erase arguments, results, errors, logs, steps, keys and callback URLs of jobs."""
+    """Erase arguments, results, errors, logs, steps, keys and callback URLs of jobs, and names of batches."""
 
     async def find(self, tenant: str, *, key: str | None = None) -> Erasable:
         """Find the finished jobs of a tenant; with a key, the job that has it and its reruns."""
@@ -47,4 +47,7 @@ class Purge(OperationGroup):
             entry = AuditEntry("purge", "*", found.tenant, what, lambda ids: {"jobs": len(ids)} if ids else None)
             acting = self.caller.acting(entry)
             erased += len(await acting.erasure.erase(found.ids[start : start + _AT_ONCE], keeps_key=keeps_key))
+        if found.key is None:
+            said = AuditEntry("purge", "*", found.tenant, {}, lambda rows: {"batches": len(rows)} if rows else None)
+            await self.caller.acting(said).erasure.erase_batches(found.tenant)
         return erased

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from headway.core.errors import (
+    BatchClosed,
+    BatchNotFound,
     Conflict,
     DefinitionError,
     Denied,
@@ -38,10 +40,12 @@ class Refused(HeadwayError):
 # From exception to response; the first match counts. Any other exception is an internal error.
 _ANSWERS: Final[tuple[tuple[type[HeadwayError], int, str, Mapping[str, str]], ...]] = (
     (TaskNotFound, 404, "unknown_task", {}),
+    (BatchNotFound, 404, "unknown_batch", {}),
     (NotFound, 404, "not_found", {}),
     (Denied, 403, "forbidden", {}),
     (ScheduleChanged, 412, "changed", {}),
     (DuplicateKey, 409, "duplicate_key", {}),
+    (BatchClosed, 409, "batch_closed", {}),
     (Conflict, 409, "conflict", {}),
     (RequestTooLarge, 422, "too_much", {}),
     (InvalidLimit, 422, "invalid_limit", {}),

@@ -3,7 +3,7 @@
 store = await Store.open("postgresql://…", clock)
 store.ledger · store.work · store.housekeeping · store.leases · store.nodes     the ports of the loops
 store.queue · store.schedules · store.limits · store.bulk · store.erasure       what producers and operators change
-store.tenants                                                                   what they change and read
+store.tenants · store.groups                                                    what they change and read
 store.jobs · store.statistics · store.failures · store.feed · store.metrics     what they read
 store.limit_reads                                                               what limits count
 store.tokens · store.sessions · store.audit_log · store.webhooks                what the server keeps
@@ -26,6 +26,7 @@ from headway.store.coordination import StoreLeases, StoreNodes
 from headway.store.erasure import StoreErasure
 from headway.store.failures import StoreFailures
 from headway.store.feed import StoreFeed
+from headway.store.groups import StoreGroups
 from headway.store.housekeeping import StoreHousekeeping
 from headway.store.jobs import StoreJobs
 from headway.store.ledger import StoreLedger
@@ -75,6 +76,7 @@ class Store:
     limit_reads: StoreLimitReads
     tenants: StoreTenants
     needs: StoreNeeds
+    groups: StoreGroups
 
     @classmethod
     def on(cls, driver: Driver, clock: Clock) -> "Store":
@@ -104,6 +106,7 @@ class Store:
             StoreLimitReads(driver),
             StoreTenants(driver),
             StoreNeeds(driver, clock.node),
+            StoreGroups(driver, clock),
         )
 
     @classmethod

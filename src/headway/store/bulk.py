@@ -13,7 +13,8 @@ from headway.core.clock import Clock
 from headway.core.errors import DefinitionError
 from headway.core.lifecycle import Status
 from headway.core.schedules import ScheduleSpec
-from headway.store.job_filter import JobFilter
+from headway.store.group_entry import count_retries, join_groups
+from headway.store.job_filter import Index, JobFilter
 from headway.store.job_rows import insertion
 from headway.store.queue import (
     ERASED,
@@ -26,6 +27,16 @@ from headway.store.queue import (
 )
 from headway.store.transaction import Driver, Row, Transaction, as_json, call
 
+_COUNTS: Final[dict[Index, str]] = {
+    "group": "job_count_of_group",
+    "tenant": "job_count_of_tenant",
+    "all": "job_count",
+}
+_CHOICES: Final[dict[Index, str]] = {
+    "group": "jobs_to_act_of_group",
+    "tenant": "jobs_to_act_of_tenant",
+    "all": "jobs_to_act",
+}
 COUNT_MAX: Final = 10_000
 AT_ONCE_MAX: Final = 100  # Jobs per transaction, which locks them.
 _BYTES_AT_ONCE_MAX: Final = 4 << 20  # Arguments per statement.
@@ -41,8 +52,12 @@ class BulkResult:
     refused: tuple[tuple[str, str], ...]
 
 
-def _retry(job_ids: Sequence[str], author: str, clock: Clock) -> Transaction[BulkResult]:
+def retry_jobs(
+    job_ids: Sequence[str], author: str, clock: Clock, into: Mapping[str, str] | None = None
+) -> Transaction[BulkResult]:
+    """Rerun ended jobs and unpark parked ones; `into` names the group for the reruns of each group's jobs."""
     ids = as_json(sorted(set(job_ids)))
+    joined = (yield from join_groups(job_ids)) if into is None else into
     yield call("lock_lines", ids=ids)
     yield call("lock_jobs", ids=ids)  # A concurrent retry waits here, then finds the job retried.
     found = {row["id"]: row for row in (yield call("jobs_to_repeat", ids=ids))}
@@ -51,12 +66,18 @@ def _retry(job_ids: Sequence[str], author: str, clock: Clock) -> Transaction[Bul
     fit = [row for job_id, row in found.items() if job_id not in refused]
     parked = [row["id"] for row in fit if not Status(row["status"]).is_final]
     yield from _unpark(parked, author)
-    reruns = yield from _repeat([row for row in fit if Status(row["status"]).is_final], clock)
-    yield from review(list(reruns), "reviewed", author)
+    reruns = yield from _repeat([row for row in fit if Status(row["status"]).is_final], clock, joined)
+    reviewed = yield from review(list(reruns), "reviewed", author)
+    yield from count_retries(_same_group(found[job_id]["group_id"], joined) for job_id in reviewed)
     yield from record_events(
         [(job_id, "retried", {"author": author, "job_id": new_id}) for job_id, new_id in reruns.items()]
     )
     return BulkResult(tuple(sorted([*parked, *reruns])), tuple(refused.items()))
+
+
+def _same_group(group_id: str | None, joined: Mapping[str, str]) -> str | None:
+    """Return the group of a job if its rerun has joined it."""
+    return group_id if group_id is not None and joined.get(group_id) == group_id else None
 
 
 def _unrunnable(row: Row | None, again: str | None) -> str | None:
@@ -79,7 +100,7 @@ def _unpark(job_ids: Sequence[str], author: str) -> Transaction[None]:
         yield from record_events([(row["id"], "unparked", {"author": author}) for row in rows])
 
 
-def _repeat(rows: Sequence[Row], clock: Clock) -> Transaction[dict[str, str]]:
+def _repeat(rows: Sequence[Row], clock: Clock, joined: Mapping[str, str]) -> Transaction[dict[str, str]]:
     """Enqueue a rerun of each job; reruns of a schedule that runs one job at a time wait for each other."""
     exclusive, last = yield from _lines(rows)
     reruns: dict[str, str] = {}
@@ -90,7 +111,8 @@ def _repeat(rows: Sequence[Row], clock: Clock) -> Transaction[dict[str, str]]:
         blocked_by = last.get(schedule) if is_exclusive else None
         if is_exclusive and schedule is not None:
             last[schedule] = new_id
-        waiting.append(repeated(row, new_id, exclusive=is_exclusive, blocked_by=blocked_by))
+        group_id = joined.get(row["group_id"] or "")
+        waiting.append(repeated(row, new_id, exclusive=is_exclusive, blocked_by=blocked_by, group_id=group_id))
         reruns[row["id"]] = new_id
         size += len(row["args"])
         if size > _BYTES_AT_ONCE_MAX:
@@ -144,15 +166,13 @@ class StoreBulk:
 
     async def count(self, chosen: JobFilter, verb: Verb | None = None, *, limit: int = COUNT_MAX) -> tuple[int, bool]:
         """Count the jobs that match and that the verb applies to, up to a limit; return whether that is all."""
-        statement = "job_count_of_tenant" if chosen.has_index else "job_count"
-        rows = await self._driver.fetch(call(statement, **chosen.parameters(), verb=verb, limit=limit + 1))
+        rows = await self._driver.fetch(call(_COUNTS[chosen.index], **chosen.parameters(), verb=verb, limit=limit + 1))
         jobs: int = rows[0]["jobs"]
         return min(jobs, limit), jobs <= limit
 
     async def choose(self, chosen: JobFilter, verb: Verb, limit: int) -> list[tuple[str, str]]:
         """Return the oldest jobs that match and that the verb applies to, each with its tenant."""
-        statement = "jobs_to_act_of_tenant" if chosen.has_index else "jobs_to_act"
-        rows = await self._driver.fetch(call(statement, **chosen.parameters(), verb=verb, limit=limit))
+        rows = await self._driver.fetch(call(_CHOICES[chosen.index], **chosen.parameters(), verb=verb, limit=limit))
         return [(row["id"], row["tenant"]) for row in rows]
 
     async def find(
@@ -168,7 +188,7 @@ class StoreBulk:
 
         Jobs that were retried already are skipped.
         """
-        return await self._driver.run(lambda: _retry(job_ids, author, self._clock))
+        return await self._driver.run(lambda: retry_jobs(job_ids, author, self._clock))
 
     async def cancel(self, job_ids: Sequence[str], *, author: str, reason: str = "") -> BulkResult:
         """Cancel jobs that are not running and ask running ones to stop, in one transaction."""

@@ -43,6 +43,10 @@ class StoreErasure:
         ended = [row["id"] for row in rows if row["finished_at"] is not None]
         return ended, [row["id"] for row in rows if row["finished_at"] is None]
 
+    async def erase_batches(self, tenant: str) -> list[str]:
+        """Erase the names and callbacks of the finished batches of a tenant; return their ids."""
+        return [row["id"] for row in await self._driver.fetch(call("erase_groups", tenant=tenant))]
+
     async def erase(self, ids: list[str], *, keeps_key: bool = False) -> list[str]:
         """Erase those jobs that have ended; return their ids. With `keeps_key` a job can still be found by its key."""
         return await self._driver.run(lambda: _erase(ids, keeps_key))

@@ -86,7 +86,10 @@ def _prune(retention: Duration, limit: int) -> Transaction[int]:
     nodes = yield call("prune_nodes", age=_NODES_KEPT)
     yield from keep_tallies(nodes)
     windows = yield call("prune_windows", limit=limit)
-    return sum(map(len, (jobs, occurrences, events, leases, gates, lanes, shares, revisions, nodes, windows)))
+    groups = yield call("prune_groups", retention=retention, limit=limit)
+    if groups:
+        yield call("prune_deltas", ids=as_json([row["id"] for row in groups]))
+    return sum(map(len, (jobs, occurrences, events, leases, gates, lanes, shares, revisions, nodes, windows, groups)))
 
 
 def _end_overdue(limit: int) -> Transaction[int]:

@@ -2,11 +2,13 @@
 
 import re
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Literal, TypeAlias, TypedDict
 
 from headway.core.instants import Instant
 from headway.core.tenants import DEFAULT_TENANT
 from headway.store.transaction import as_json
+
+Index: TypeAlias = Literal["group", "tenant", "all"]
 
 
 class JobFilterValues(TypedDict, total=False):
@@ -25,6 +27,7 @@ class JobFilterValues(TypedDict, total=False):
     finished_after: Instant | None
     finished_before: Instant | None
     rerun_of: str | None
+    group_id: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +51,17 @@ class JobFilter:
     finished_after: Instant | None = None
     finished_before: Instant | None = None
     rerun_of: str | None = None
+    group_id: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tenant", tenant_of(self.tenant, self.schedule))
 
     @property
-    def has_index(self) -> bool:
-        """Return whether an index serves the jobs of the tenant; the default tenant, with most jobs, needs none."""
-        return has_index(self.tenant)
+    def index(self) -> Index:
+        """The index that finds these jobs: of their group, of their tenant, or of all jobs."""
+        if self.group_id is not None:
+            return "group"
+        return "tenant" if has_index(self.tenant) else "all"
 
     def parameters(self) -> dict[str, object]:
         """Return the parameters of the SQL fragment `chosen`."""
@@ -67,6 +73,7 @@ class JobFilter:
             "schedule": self.schedule,
             "key": self.key,
             "rerun_of": self.rerun_of,
+            "group_id": self.group_id,
             "tag": None if self.tag is None else f"%{escape_like(as_json([self.tag])[1:-1])}%",
             "words": None if self.words is None else f"%{escape_like(self.words)}%",
             "since": self.since,

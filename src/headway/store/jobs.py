@@ -4,12 +4,13 @@ from typing import Any, Final, Unpack
 
 from headway.core.errors import JobNotFound
 from headway.core.jobs import Job
-from headway.store.job_filter import JobFilter, JobFilterValues, has_index, tenant_of
+from headway.store.job_filter import Index, JobFilter, JobFilterValues, has_index, tenant_of
 from headway.store.job_rows import ANY_SIZE, read_job, read_listed_job
 from headway.store.transaction import Driver, as_json, call
 
 PAGE_MAX: Final = 200
 LOG_PAGE_MAX: Final = 10_000
+_PAGES: Final[dict[Index, str]] = {"group": "jobs_of_group", "tenant": "jobs_of_tenant", "all": "jobs"}
 _LAST_ID: Final = "~"  # Sorts after every id.
 _LAST_SEQ: Final = 2**63 - 1
 _LINE: Final = ("seq", "attempt", "at", "stream", "line", "version")
@@ -40,9 +41,7 @@ class StoreJobs:
         self, chosen: JobFilter, *, before: str | None = None, limit: int = 50, largest: int = ANY_SIZE
     ) -> list[Job]:
         """Read a page of the jobs that match a filter, newest first; leave out texts of more than `largest` bytes."""
-        statement = "jobs_of_tenant" if chosen.has_index else "jobs"
-        if chosen.rerun_of is not None:
-            statement = "jobs_rerunning"
+        statement = "jobs_rerunning" if chosen.rerun_of is not None else _PAGES[chosen.index]
         most = max(1, min(limit, PAGE_MAX))
         place = {"before": before or _LAST_ID, "limit": most, "largest": largest}
         rows = await self._driver.fetch(call(statement, **chosen.parameters(), **place))

@@ -27,6 +27,7 @@ from headway.core.lifecycle import Status
 from headway.core.limits import Rules
 from headway.core.schedules import ScheduleSpec
 from headway.core.validation import REASON_LENGTH_MAX, storable
+from headway.store.group_entry import count_retries, enter_groups, join_groups
 from headway.store.job_rows import ANY_SIZE, insertion, read_job, read_kept
 from headway.store.jobs import StoreJobs
 from headway.store.lanes import read_limit
@@ -48,17 +49,22 @@ def insert(jobs: Sequence[NewJob]) -> Transaction[Rows]:
     return (yield insertion(jobs))
 
 
-def enqueue(jobs: Sequence[NewJob], largest: int = ANY_SIZE) -> Transaction[list[EnqueuedRow]]:
+def enqueue(
+    jobs: Sequence[NewJob], largest: int = ANY_SIZE, *, member_of: str | None = None
+) -> Transaction[list[EnqueuedRow]]:
     """Insert jobs, all or none. For a key that was used with the same task and arguments, return the earlier job.
 
     A job whose window is open is merged into the window's job. A result of an earlier job is left out if it has more
-    than `largest` bytes.
+    than `largest` bytes. `member_of` is the group of the running job that enqueues them.
     """
     if len(jobs) > ENQUEUE_MAX:
         raise InvalidTask(
             f"at most {ENQUEUE_MAX:,} jobs can be enqueued at once, not {len(jobs):,}; enqueue them in parts"
         )
     yield from _check_limits({job.limit_key for job in jobs if job.limit_key})
+    jobs, is_closed = yield from enter_groups(jobs, member_of)
+    if is_closed:
+        return (yield from with_earlier(jobs, {}, largest))
     yield from ensure_callbacks({job.tenant for job in jobs if job.callback is not None})
     if any(job.window is not None for job in jobs):
         return (yield from _enqueue_through_windows(jobs, largest))
@@ -86,7 +92,8 @@ def _enqueue_through_windows(jobs: Sequence[NewJob], largest: int) -> Transactio
 
 
 def _is_plain(job: NewJob) -> bool:
-    return job.key is None and job.callback is None and job.window is None and not job.limit_key
+    is_alone = job.group_id is None and job.window is None
+    return job.key is None and job.callback is None and not job.limit_key and is_alone
 
 
 def _check_limits(keys: Collection[str]) -> Transaction[None]:
@@ -127,6 +134,9 @@ def _compare_earlier(
                 f"{which}key {job.key!r} was used for {row['id']} with other arguments;"
                 " use another key, or the same arguments"
             )
+        if job.group_id not in (None, row["group_id"]):
+            which = "" if is_one else f"jobs[{number}]: "
+            raise DuplicateKey(f"{which}key {job.key!r} was used for {row['id']}, which is not in this batch")
         same = msgspec.structs.replace(read_job(row), args=job.args)  # They are equal; keep one of them in memory.
         if same.result is not None and len(same.result) > largest:
             same = msgspec.structs.replace(same, result=None, omitted=("result",))
@@ -198,11 +208,19 @@ def review(job_ids: Sequence[str], event: str, author: str) -> Transaction[list[
 
 
 def repeated(
-    row: Row, new_id: str, *, exclusive: bool, blocked_by: str | None = None, args: str | None = None
+    row: Row,
+    new_id: str,
+    *,
+    exclusive: bool,
+    blocked_by: str | None = None,
+    args: str | None = None,
+    group_id: str | None = None,
 ) -> NewJob:
     """Return a rerun of a job, optionally with other arguments. It has no key: that names the first one."""
     kept = msgspec.structs.asdict(read_kept(row))
-    again = {**kept, "exclusive": exclusive, "blocked_by": blocked_by, "rerun_of": row["id"], "key": None}
+    line = {"exclusive": exclusive, "blocked_by": blocked_by}
+    group = {"group_id": group_id, "group_tenant": None if group_id is None else row["group_tenant"]}
+    again = {**kept, **line, **group, "rerun_of": row["id"], "key": None}
     return NewJob(id=new_id, task=row["task"], args=row["args"] if args is None else args, **again)
 
 
@@ -210,6 +228,7 @@ def _retry(
     job_id: str, author: str, clock: Clock, *, only_dead: bool = False, args: str | None = None
 ) -> Transaction[str]:
     """Rerun an ended job as a new one. If its schedule runs one job at a time, it waits for the live job."""
+    joined = yield from join_groups([job_id])
     yield call("lock_lines", ids=as_json([job_id]))
     rows = yield call("job", id=job_id)
     if not rows:
@@ -228,9 +247,12 @@ def _retry(
     if exclusive and job.schedule:
         blocked_by = last_in_line((yield call("live_jobs", names=as_json([{"name": job.schedule}]))))
     new_id = clock.new_id("job")
-    again = repeated(rows[0], new_id, exclusive=exclusive, blocked_by=blocked_by, args=args)
+    group_id = joined.get(job.group_id or "")
+    again = repeated(rows[0], new_id, exclusive=exclusive, blocked_by=blocked_by, args=args, group_id=group_id)
     yield insertion([again])
-    if not (yield from review([job.id], "reviewed", author)) and only_dead:
+    reviewed = yield from review([job.id], "reviewed", author)
+    yield from count_retries([group_id] if reviewed else [])
+    if not reviewed and only_dead:
         raise AlreadyFinal(f"{job_id} is no longer a dead letter: it was already retried or dropped")
     yield from record_events([(job.id, "retried", {"author": author, "job_id": new_id})])
     return new_id

@@ -211,6 +211,7 @@ _CHOSEN: Final = """\
   and (cast(:schedule as text) is null or {name_in schedule} = :schedule)
   and (cast(:key as text) is null or key = :key)
   and (cast(:rerun_of as text) is null or rerun_of = :rerun_of)
+  and (cast(:group_id as text) is null or group_id = :group_id)
   and (cast(:tag as text) is null or tags like :tag escape '!')
   and (cast(:words as text) is null or task like :words escape '!' or key like :words escape '!'
     or {name_in schedule} like :words escape '!' or id like :words escape '!' or reason like :words escape '!')

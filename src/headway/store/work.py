@@ -9,14 +9,17 @@ from typing import Final
 
 import msgspec
 
-from headway.core.errors import LeaseLost
+from headway.core.errors import BatchClosed, LeaseLost
 from headway.core.fairness import COST_DEFAULT
+from headway.core.groups import JobGroup, NewGroup
 from headway.core.instants import DURATION_MAX, INSTANT_MAX, Duration
 from headway.core.job_logs import LOG_LINE_OVERHEAD
 from headway.core.jobs import Claimed, EnqueuedRow, NewJob, Report, Suspect
 from headway.core.lifecycle import Released, Settlement, Status, settle
 from headway.core.ports import Charge, LaneClaim
 from headway.store.claim_request import ClaimRequest
+from headway.store.group_entry import hold_groups
+from headway.store.groups import close_group, open_group, read_groups, require_group
 from headway.store.held_lanes import held_lanes, lane_key
 from headway.store.job_rows import count_in, read_claimed, read_lost_attempt
 from headway.store.lanes import ClaimedInVain, LaneClaims, reopen
@@ -126,8 +129,9 @@ def _keep_step(job_id: str, attempt: int, name: str, result: str) -> Transaction
 
 
 def _enqueue_from(job_id: str, attempt: int, jobs: Sequence[NewJob]) -> Transaction[list[EnqueuedRow]]:
-    yield from _hold(job_id, attempt)
-    return (yield from enqueue(jobs))
+    yield from hold_groups(jobs)  # Before the job: whoever cancels a group locks it before its jobs.
+    own = yield from _hold(job_id, attempt)
+    return (yield from enqueue(jobs, member_of=own["group_id"]))
 
 
 def _enqueued_before(jobs: Sequence[NewJob]) -> Transaction[list[EnqueuedRow]]:
@@ -136,6 +140,33 @@ def _enqueued_before(jobs: Sequence[NewJob]) -> Transaction[list[EnqueuedRow]]:
     found = {row["id"]: EnqueuedRow(row["id"], row["status"], row["created_at"], row["run_at"], True) for row in rows}
     found |= yield from find_merged([job for job in jobs if job.id not in found])
     return (yield from with_earlier(jobs, found))
+
+
+def _are_enqueued(jobs: Sequence[NewJob]) -> Transaction[bool]:
+    """Return whether an earlier call enqueued all of these jobs, before their batch was closed."""
+    rows = yield call("jobs_by_id", ids=as_json([job.id for job in jobs]), largest=0)
+    return len(rows) == len(jobs)
+
+
+def _open_group_from(job_id: str, attempt: int, new: NewGroup, *, own: bool) -> Transaction[JobGroup]:
+    holder = yield from _hold(job_id, attempt)
+    if own and holder["group_id"] is not None:
+        found = yield from read_groups([holder["group_id"]])
+        if found and (found[0].name, found[0].kind) == (new.name, new.kind):
+            return found[0]
+    return (yield from open_group(new))[0]
+
+
+def _read_group_from(job_id: str, attempt: int, group_id: str) -> Transaction[JobGroup]:
+    yield from _hold(job_id, attempt)
+    return (yield from require_group(group_id))
+
+
+def _close_group_from(job_id: str, attempt: int, group_id: str) -> Transaction[JobGroup]:
+    yield call("lock_group", id=group_id)  # Before the job, see `_enqueue_from`.
+    yield from _hold(job_id, attempt)
+    yield from close_group(group_id)
+    return (yield from require_group(group_id))
 
 
 class StoreWork:
@@ -275,6 +306,22 @@ class StoreWork:
             return await self._driver.run(lambda: _enqueue_from(job_id, attempt, jobs))
         except ConstraintViolated:  # An earlier call committed, but its response was lost.
             return await self._driver.run(lambda: _enqueued_before(jobs))
+        except BatchClosed:
+            if not await self._driver.run(lambda: _are_enqueued(jobs)):
+                raise
+            return await self._driver.run(lambda: _enqueued_before(jobs))
+
+    async def open_group_from(self, job_id: str, attempt: int, new: NewGroup, *, own: bool) -> JobGroup:
+        """Create a batch from a running attempt, or return the one with this name; with `own`, also its own."""
+        return await self._driver.run(lambda: _open_group_from(job_id, attempt, new, own=own))
+
+    async def read_group_from(self, job_id: str, attempt: int, group_id: str) -> JobGroup:
+        """Read a group for a running attempt; raise `LeaseLost` when it is over."""
+        return await self._driver.run(lambda: _read_group_from(job_id, attempt, group_id))
+
+    async def close_group_from(self, job_id: str, attempt: int, group_id: str) -> JobGroup:
+        """Close a group from a running attempt; raise `LeaseLost` when it is over."""
+        return await self._driver.run(lambda: _close_group_from(job_id, attempt, group_id))
 
     async def unpark(self, tasks: Iterable[str], cause: str = "") -> int:
         """Make parked jobs of these tasks ready again, all or those parked for one cause; return how many."""

@@ -12,16 +12,16 @@ the attempt is over, so a stale attempt leaves nothing behind.
 import inspect
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from headway.core.clock import Clock
-from headway.core.errors import InvalidTask, LeaseLost
+from headway.core.errors import InvalidTask
 from headway.core.instants import Instant, to_datetime
 from headway.core.job_logs import LOG_BYTES_MAX, LOG_LINE_LENGTH_MAX
 from headway.core.jobs import RESULT_BYTES_MAX, STEP_LENGTH_MAX, Claimed, Report
@@ -30,43 +30,15 @@ from headway.core.schedule_names import schedule_name
 from headway.core.validation import check_name, storable
 from headway.tasks.metadata import Metadata
 from headway.tasks.progress import STEPS_MAX, ProgressTracker
+from headway.tasks.store_requests import JobFactory, StoreRequests, TaskChannel
 
 T = TypeVar("T")
 
-ENQUEUE_BYTES_MAX: Final = 16 << 20  # Jobs in one store request.
 LINES_WAITING_MAX: Final = 2_000  # Unsent lines of one job; beyond that the task waits (backpressure).
 
 
 class TaskStopped(BaseException):
     """The job was asked to stop. Let it propagate; `except Exception` does not catch it."""
-
-
-class TaskChannel(Protocol):
-    """The connection of a task's process to the supervisor."""
-
-    def note(self, context: "Context") -> None:
-        """Send the news of the context soon."""
-        ...
-
-    def ask(self, context: "Context", question: str, body: str) -> str:
-        """Send a store request and wait for the response; raise `LeaseLost` when the attempt is over."""
-        ...
-
-    async def ask_async(self, context: "Context", question: str, body: str) -> str:
-        """Send a store request and await the response; raise `LeaseLost` when the attempt is over."""
-        ...
-
-
-class JobFactory(Protocol):
-    """Make the jobs that a context enqueues; the app implements it."""
-
-    def jobs_of(self, task: Any, args: Mapping[str, Any], options: Mapping[str, Any]) -> list[Any]:
-        """Make checked jobs without enqueuing them."""
-        ...
-
-    def jobs_of_rows(self, task: Any, rows: Iterable[Mapping[str, Any]], options: Mapping[str, Any]) -> list[Any]:
-        """Make a checked job of each row of arguments, without enqueuing them."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +49,7 @@ class JobOccurrence:
     instant: datetime | None
 
 
-class Context:
+class Context(StoreRequests):
     """What a running task knows about its job. The worker makes it; do not make your own."""
 
     def __init__(
@@ -90,14 +62,12 @@ class Context:
         deadline_at: Instant | None = None,
         clock: Clock | None = None,
     ) -> None:
+        super().__init__(channel, job_factory)
         self._claimed = claimed
-        self._channel = channel
-        self._job_factory = job_factory
         self._kept = dict(kept or {})
         self._deadline_at = deadline_at
         self._monotonic = (clock or Clock()).monotonic
         self._stopped = False
-        self.is_over = False  # Whether a response said that this attempt is over.
         self._metadata: Metadata | None = None
         self._tracker: ProgressTracker | None = None
         self._lines: deque[tuple[Instant | None, str, str]] = deque()
@@ -229,8 +199,7 @@ class Context:
         if name in self._kept:
             return msgspec.json.decode(self._kept[name])  # type: ignore[no-any-return]
         text = encode_result(result := function(*args, **kwargs), f"the result of {name!r}")
-        with self._hearing_the_end():
-            self._channel.ask(self, "step", _step_body(name, text))
+        self._ask("step", _step_body(name, text))
         self._kept[name] = text
         return result
 
@@ -240,61 +209,9 @@ class Context:
         if name in self._kept:
             return msgspec.json.decode(self._kept[name])  # type: ignore[no-any-return]
         text = encode_result(result := await function(*args, **kwargs), f"the result of {name!r}")
-        with self._hearing_the_end():
-            await self._channel.ask_async(self, "step", _step_body(name, text))
+        await self._ask_async("step", _step_body(name, text))
         self._kept[name] = text
         return result
-
-    async def enqueue(self, task: Any, args: Mapping[str, Any] | None = None, **options: Any) -> str:
-        """Enqueue a job of a task (or task name) and return its id; raise `LeaseLost` when this attempt is over."""
-        jobs = self._jobs(task, args, options)
-        with self._hearing_the_end():
-            return _ids(await self._channel.ask_async(self, "enqueue", jobs))[0]
-
-    def enqueue_sync(self, task: Any, args: Mapping[str, Any] | None = None, **options: Any) -> str:
-        """Enqueue a job of a task (or task name) and return its id; raise `LeaseLost` when this attempt is over."""
-        jobs = self._jobs(task, args, options)
-        with self._hearing_the_end():
-            return _ids(self._channel.ask(self, "enqueue", jobs))[0]
-
-    async def enqueue_many(self, task: Any, rows: Iterable[Mapping[str, Any]], **options: Any) -> list[str]:
-        """Enqueue a job per row of arguments, all or none, at most 10,000, and return their ids.
-
-        Options may be templates over the row's arguments, or functions of them; see `Task.enqueue_many`.
-        """
-        jobs = self._jobs_of_rows(task, rows, options)
-        with self._hearing_the_end():
-            return _ids(await self._channel.ask_async(self, "enqueue", jobs))
-
-    def enqueue_many_sync(self, task: Any, rows: Iterable[Mapping[str, Any]], **options: Any) -> list[str]:
-        """Enqueue a job per row of arguments, all or none, at most 10,000, and return their ids."""
-        jobs = self._jobs_of_rows(task, rows, options)
-        with self._hearing_the_end():
-            return _ids(self._channel.ask(self, "enqueue", jobs))
-
-    @contextmanager
-    def _hearing_the_end(self) -> Iterator[None]:
-        """Record that the attempt is over when a response says so; other leases may be lost without that."""
-        try:
-            yield
-        except LeaseLost:
-            self.is_over = True
-            raise
-
-    def _jobs(self, task: Any, args: Mapping[str, Any] | None, options: Mapping[str, Any]) -> str:
-        return _jobs_text(
-            self._required_job_factory.jobs_of(task, dict(args or {}), {"tenant": self.tenant, **options})
-        )
-
-    def _jobs_of_rows(self, task: Any, rows: Iterable[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
-        mine = self.tenant.replace("{", "{{").replace("}", "}}")  # It is not a template.
-        return _jobs_text(self._required_job_factory.jobs_of_rows(task, rows, {"tenant": mine, **options}))
-
-    @property
-    def _required_job_factory(self) -> JobFactory:
-        if self._job_factory is None:
-            raise InvalidTask("this context belongs to no app and cannot enqueue")
-        return self._job_factory
 
     # --- for the process that runs the task
 
@@ -370,16 +287,3 @@ def encode_result(value: object, what: str = "the result") -> str:
 
 def _step_body(name: str, result: str) -> str:
     return msgspec.json.encode((name, result)).decode()
-
-
-def _jobs_text(jobs: Sequence[Any]) -> str:
-    text = msgspec.json.encode(jobs).decode()
-    if len(text) > ENQUEUE_BYTES_MAX:
-        raise InvalidTask(
-            f"jobs enqueued at once must have at most {ENQUEUE_BYTES_MAX >> 20} MiB; enqueue them in parts"
-        )
-    return text
-
-
-def _ids(answer: str) -> list[str]:
-    return msgspec.json.decode(answer, type=list[str])

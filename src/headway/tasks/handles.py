@@ -31,6 +31,10 @@ class AppPort(Protocol):
         """Make a checked job, ready to be enqueued."""
         ...
 
+    def new_id(self, prefix: str) -> str:
+        """Make an id."""
+        ...
+
     async def enqueue_jobs(self, jobs: list[NewJob], tx: Any = None) -> "list[JobHandle]":
         """Enqueue jobs, all or none."""
         ...

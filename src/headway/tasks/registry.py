@@ -7,6 +7,7 @@ from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypedDict, Type
 import msgspec
 
 from headway.core.errors import InvalidLimit, InvalidSchedule, InvalidTask, TaskNotFound
+from headway.core.groups import NewGroup
 from headway.core.instants import DurationLike, quote
 from headway.core.jobs import NewJob
 from headway.core.limits import Limit
@@ -15,6 +16,8 @@ from headway.core.schedules import ScheduleSpec
 from headway.core.tenants import WEIGHT_DEFAULT, Tenant
 from headway.core.triggers import Cron, Trigger
 from headway.core.validation import check_name
+from headway.tasks.batch_definitions import new_batch
+from headway.tasks.batches import BatchOptions
 from headway.tasks.context import Context
 from headway.tasks.definitions import Definitions, inherited
 from headway.tasks.execution import ExecutionPolicy
@@ -243,6 +246,10 @@ class TaskRegistry(AppPort):
         return ScheduleSpec.build(task=task.name, trigger=trigger, **(inherited(task.defaults, options) | options))
 
     # --- jobs of tasks
+
+    def new_batch(self, name: str, options: BatchOptions) -> NewGroup:
+        """Make a checked batch without creating it."""
+        return new_batch(self, name, options)
 
     def jobs_of(self, task: Any, args: Mapping[str, Any], options: Mapping[str, Any]) -> list[NewJob]:
         """Make the job that a running task enqueues."""

@@ -20,7 +20,8 @@ from headway.core.instants import SECOND
 from headway.core.jobs import Claimed
 from headway.core.lifecycle import AttemptOutcome, Parked, Released, Succeeded, TimedOut
 from headway.core.sync_bridge import run_inline
-from headway.tasks.context import Context, JobFactory
+from headway.tasks.context import Context
+from headway.tasks.store_requests import JobFactory
 from headway.tasks.task import Task
 from headway.worker.attempt import Ended, TasksByName, resolve, run_async, run_sync
 from headway.worker.child_pool_port import SupervisorPort

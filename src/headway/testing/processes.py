@@ -296,7 +296,7 @@ class VirtualProcesses:
     async def _look_ahead(self) -> float:
         """Return the time before which nothing can happen by itself."""
         store, now = self.store, self._loop.time()
-        times = [await store.housekeeping.next_promotion()]
+        times = [await store.housekeeping.next_promotion(), await store.groups.next_look()]
         if self._schedulers:
             times.append(await self.store.ledger.next_due(EVERYTHING))
         # A live worker extends its leases after a third of their duration.

@@ -22,7 +22,7 @@ class JobFilter(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     schedule: Annotated[Text, msgspec.Meta(description="only jobs of this schedule")] | None = None
     tag: Annotated[Text, msgspec.Meta(description="only jobs with this tag")] | None = None
     key: Annotated[Text, msgspec.Meta(description="only the job with this idempotency key")] | None = None
-    batch: Annotated[Text, msgspec.Meta(description="only jobs of this batch")] | None = None
+    batch: Annotated[Text, msgspec.Meta(description="only jobs of this batch: its id, or its name")] | None = None
     created_after: Annotated[Time, msgspec.Meta(description="only jobs enqueued at or after this time")] | None = None
     created_before: Annotated[Time, msgspec.Meta(description="only jobs enqueued before this time")] | None = None
     finished_after: Annotated[Time, msgspec.Meta(description="only jobs that ended at or after this time")] | None = (
@@ -88,6 +88,7 @@ class NewJobs(msgspec.Struct, forbid_unknown_fields=True):
     """Many jobs to enqueue, all or none."""
 
     jobs: Annotated[list[NewJob], msgspec.Meta(min_length=1, max_length=JOBS_MAX)]
+    batch: Annotated[Text, msgspec.Meta(description="the batch that they belong to: its id, or its name")] | None = None
 
     EXAMPLE: ClassVar = {"jobs": [NewJob.EXAMPLE]}
 

@@ -1,7 +1,7 @@
 """Jobs as JSON: one to enqueue, one as it is, what followers are told, attempts, log, history, and why it is there."""
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, TypedDict
 
 import msgspec
 from msgspec import UNSET
@@ -145,7 +145,7 @@ class Job(Resource, kw_only=True, gc=False):
     pinned_to: Annotated[str | None, msgspec.Meta(description="the version of the code that a worker must have")]
     schedule: str | None
     occurrence_at: Time | None
-    batch: str | None
+    batch: Annotated[str | None, msgspec.Meta(description="the id of its batch; null also for one of another tenant")]
     parent: str | None
     rerun_of: str | None
     node: str | None
@@ -317,6 +317,13 @@ class CreatedJob(Job, kw_only=True, gc=False):
     """A job that this request has created."""
 
 
+class JobViews(TypedDict, total=False):
+    """What those who see a job as JSON may see of it: tracebacks, and the batch of another tenant than the job's."""
+
+    with_traceback: bool
+    all_tenants: bool
+
+
 def job_of(
     job: jobs.Job,
     now: Instant,
@@ -324,11 +331,12 @@ def job_of(
     why: str | None = None,
     node_name: str | None = None,
     with_traceback: bool = True,
+    all_tenants: bool = False,
     kind: type[Job] = Job,
 ) -> Job:
     """Convert a job to JSON; without a `why` the explanation uses the job alone.
 
-    Values that were too large to be read with the job are null, and named in `omitted`.
+    Values that were too large to be read with the job are null, and named in `omitted`; see also `JobViews`.
     """
     detail = read_detail(job)
     return kind(
@@ -361,7 +369,7 @@ def job_of(
         **_needs_of(job),
         schedule=job.schedule_name,
         occurrence_at=stamp(job.occurrence_at),
-        batch=None,
+        batch=_batch(job, all_tenants=all_tenants),
         parent=job.parent,
         rerun_of=job.rerun_of,
         node=job.node,
@@ -382,6 +390,10 @@ def job_of(
 def _needs_of(job: jobs.Job) -> dict[str, Any]:
     needs, labels, pinned_to = shown_needs(job.needs) if job.needs else ({}, {}, None)
     return {"needs": needs or None, "labels": labels or None, "pinned_to": pinned_to}
+
+
+def _batch(job: jobs.Job, *, all_tenants: bool) -> str | None:
+    return job.group_id if all_tenants or job.group_tenant is None else None
 
 
 def set_outlook(

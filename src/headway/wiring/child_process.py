@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from headway.core.settings import Settings
-from headway.tasks.context import JobFactory
+from headway.tasks.store_requests import JobFactory
 from headway.wiring.children import CHILD_REPORT_S, CHILD_STORE, Described, hello_of
 from headway.worker import capture, environment
 from headway.worker.attempt import TasksByName

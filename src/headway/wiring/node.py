@@ -8,6 +8,7 @@
     janitor       expires, ends, revives, prunes             (with the housekeeping lease)
     lane_keeper   lets jobs go on that wait at a limit       (with the housekeeping lease)
     needs_keeper  parks what no worker can run               (with the housekeeping lease)
+    group_keeper  counts, closes and finishes batches        (with the housekeeping lease)
     claimer · lease_extender · settler · reporter · lease_watchdog    (role worker, see worker/supervisor.py)
     declarations  writes limits of the app that wait for older nodes to end
     announcer     sends hints about ready jobs               (with a transport)
@@ -36,10 +37,10 @@ from headway.core.nodes import Node
 from headway.core.ports import Housekeeping, Leases, NodeRegistry, SchedulerLedger, WakeUps
 from headway.core.process_metrics import ProcessMetrics
 from headway.core.settings import Settings
-from headway.core.upkeep_ports import AuditLogPruning, LaneUpkeep, NeedsUpkeep
+from headway.core.upkeep_ports import AuditLogPruning, NeedsUpkeep, Upkeep
 from headway.queue.announcer import Dispatch
 from headway.queue.janitor import Janitor
-from headway.queue.lane_keeper import LaneKeeper
+from headway.queue.keeper import Keeper
 from headway.queue.needs_keeper import NeedsKeeper
 from headway.queue.promoter import Promoter
 from headway.scheduling.scheduler import Fencing, LeaderFencing, LockFencing, Scheduler
@@ -66,7 +67,8 @@ class NodePorts:
     watch: Callable[[Callable[[str], None]], Awaitable[WakeUps]]
     admission: AdmittedLeases | None = None  # The leases again, if a coordination engine grants them.
     audit_log: AuditLogPruning | None = None  # Set if its size must be limited.
-    lanes: LaneUpkeep | None = None
+    lanes: Upkeep | None = None
+    groups: Upkeep | None = None
     needs: NeedsUpkeep | None = None
     dispatch: Dispatch | None = None  # Carries hints about ready jobs, if the store does not do it alone.
 
@@ -102,12 +104,12 @@ class EngineNode:
         self._grace_s = settings.grace / SECOND
         self._shards = self._elector(lambda: self._scheduler_loop.idle_s())
         self._housekeeping = self._elector(
-            lambda: max(loop.idle_s() for loop in (self._promoter_loop, self._janitor_loop, *self._lane_loops))
+            lambda: max(loop.idle_s() for loop in (self._promoter_loop, self._janitor_loop, *self._keeper_loops))
         )
         self._scheduler_loop = self._scheduler()
         self._promoter_loop = self._promoter()
         self._janitor_loop = self._janitor()
-        self._lane_loops = self._keepers(world)
+        self._keeper_loops = self._keepers(world)
         self._declaring_loops = () if declared is None or not declared.is_waiting else (self._declaring(declared),)
         self._shards_loop = Loop("shards", self._shards.tick, clock=clock, rest_s_max=self._rest_s_max)
         self._house_loop = Loop(HOUSEKEEPING, self._housekeeping.tick, clock=clock, rest_s_max=self._rest_s_max)
@@ -229,7 +231,7 @@ class EngineNode:
             self._house_loop,
             self._promoter_loop,
             self._janitor_loop,
-            *self._lane_loops,
+            *self._keeper_loops,
             *self._declaring_loops,
             *self._deciding_loops(),
             *(self._supervisor.loops if self._supervisor else ()),
@@ -285,15 +287,13 @@ class EngineNode:
         return Loop("janitor", janitor.tick, clock=self._clock, rest_s_max=self._settings.poll / SECOND)
 
     def _keepers(self, world: NodePorts) -> tuple[Loop, ...]:
-        """Return the loops that keep lanes and needs, as far as the store has them."""
-        poll, loops = self._settings.poll, []
-        if world.lanes is not None:
-            lanes = LaneKeeper(world.lanes, is_mine=self._keeps_house, poll=poll)
-            loops.append(Loop("lane_keeper", lanes.tick, clock=self._clock, rest_s_max=poll / SECOND))
+        """Return the loops that keep lanes, groups and needs, as far as the store has them."""
+        poll, mine = self._settings.poll, self._keeps_house
+        kept = {"lane_keeper": world.lanes, "group_keeper": world.groups}
+        ticks = {name: Keeper(upkeep, is_mine=mine, poll=poll).tick for name, upkeep in kept.items() if upkeep}
         if world.needs is not None:
-            needs = NeedsKeeper(world.needs, world.nodes, clock=self._clock, is_mine=self._keeps_house)
-            loops.append(Loop("needs_keeper", needs.tick, clock=self._clock, rest_s_max=poll / SECOND))
-        return tuple(loops)
+            ticks["needs_keeper"] = NeedsKeeper(world.needs, world.nodes, clock=self._clock, is_mine=mine).tick
+        return tuple(Loop(name, tick, clock=self._clock, rest_s_max=poll / SECOND) for name, tick in ticks.items())
 
     def _declaring(self, declared: DeclarationSync) -> Loop:
         return Loop("declarations", declared.tick, clock=self._clock, rest_s_max=RETRY_REST_S_MAX)

@@ -47,6 +47,7 @@ def world_of(store: Store, admission: AdmittedLeases | None = None, dispatch: Di
         audit_log=store.audit_log,
         lanes=store.limits,
         needs=store.needs,
+        groups=store.groups,
         admission=admission,
         dispatch=dispatch,
     )

@@ -28,7 +28,8 @@ from typing import Any, Final
 
 from headway.core.errors import HeadwayError
 from headway.core.jobs import Claimed
-from headway.tasks.context import JobFactory, TaskStopped
+from headway.tasks.context import TaskStopped
+from headway.tasks.store_requests import JobFactory
 from headway.tasks.task import Task
 from headway.worker.attempt import Ended, TasksByName, outcome_of, resolve, run_async, run_sync
 from headway.worker.child_base import ChildBase, ChildSetup

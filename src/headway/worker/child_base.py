@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn, assert_never
 
 from headway.core.jobs import Claimed
-from headway.tasks.context import Context, JobFactory
+from headway.tasks.context import Context
+from headway.tasks.store_requests import JobFactory
 from headway.worker.attempt import Ended, TasksByName
 from headway.worker.child_connection import ChildConnection
 from headway.worker.handover import Inbox

@@ -158,7 +158,7 @@ class FailedInDamagedProcess(_Message, tag=True, frozen=True):
 
 
 class StoreRequest(_Message, tag=True, frozen=True):
-    """A request that needs the store: keep a step, enqueue jobs."""
+    """A request that needs the store: keep a step, enqueue jobs, open, read or close a batch."""
 
     number: int
     job_id: str

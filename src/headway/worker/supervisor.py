@@ -20,6 +20,7 @@ import msgspec
 from headway.core.clock import Clock, Loop
 from headway.core.errors import LeaseLost, StoreFull, StoreUnavailable
 from headway.core.events import Draining, emit
+from headway.core.groups import JobGroup, NewGroup
 from headway.core.instants import SECOND, Duration
 from headway.core.jobs import Claimed, NewJob, Report
 from headway.core.json_values import JsonObject
@@ -195,10 +196,22 @@ class Supervisor:
             name, result = msgspec.json.decode(ask.body, type=tuple[str, str])
             await self._work.keep_step(ask.job_id, ask.attempt, name, result)
             return ""
+        if ask.question in ("open_batch", "read_batch", "close_batch"):
+            return msgspec.json.encode(await self._group(ask)).decode()
         jobs = msgspec.json.decode(ask.body, type=list[NewJob])
         made = [msgspec.structs.replace(job, parent=ask.job_id) for job in jobs]
         rows = await self._work.enqueue_from(ask.job_id, ask.attempt, made)
         return msgspec.json.encode([row.id for row in rows]).decode()
+
+    async def _group(self, ask: StoreRequest) -> JobGroup:
+        if ask.question == "open_batch":
+            new, is_own = msgspec.json.decode(ask.body, type=tuple[NewGroup, bool])
+            opened = msgspec.structs.replace(new, opened_by=ask.job_id)
+            return await self._work.open_group_from(ask.job_id, ask.attempt, opened, own=is_own)
+        group_id = msgspec.json.decode(ask.body, type=str)
+        if ask.question == "close_batch":
+            return await self._work.close_group_from(ask.job_id, ask.attempt, group_id)
+        return await self._work.read_group_from(ask.job_id, ask.attempt, group_id)
 
     # --- shutdown
 

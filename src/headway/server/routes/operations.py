@@ -1,4 +1,4 @@
-"""The routes of queues, limits, tenants, workers, nodes and monitoring.
+"""The routes of queues, batches, limits, tenants, workers, nodes and monitoring.
 
 A caller of one tenant sees queues, limits and statistics of its own jobs only, and neither nodes nor workers. Actions
 that affect jobs of all tenants (pausing a queue, putting a limit, draining a worker) need a token for all tenants.
@@ -6,6 +6,7 @@ that affect jobs of all tenants (pausing a queue, putting a limit, draining a wo
 
 from typing import Final
 
+from headway.operations.batches import Batches
 from headway.operations.limits import Limits
 from headway.operations.monitoring import Monitoring
 from headway.operations.queues import Queues
@@ -15,6 +16,7 @@ from headway.server.operation_routes import routes_of
 
 ROUTES: Final = (
     *routes_of(Queues, "operations"),
+    *routes_of(Batches, "operations"),
     *routes_of(Limits, "operations"),
     *routes_of(Tenants, "operations"),
     *routes_of(Workers, "operations"),

@@ -35,7 +35,7 @@ from headway.server.refusals import Refused
 from headway.server.web import Answer, Call, Param, Route
 from headway.wire.base import LISTED_BYTES_MAX
 from headway.wire.job_requests import JobFilter
-from headway.wire.jobs import change_of, job_of
+from headway.wire.jobs import JobViews, change_of, job_of
 
 HEARTBEAT_S: Final = 15.0
 VALID_EVERY_S: Final = 2.0
@@ -377,7 +377,7 @@ async def job_answer(call: Call, job: Job, *, status: int = 200, headers: Mappin
     """Return a job and the explanation of its state; large content is read and encoded outside the event loop."""
     etag = _etag(job)
     if not job.omitted and length_of(job) <= SMALL_BYTES_MAX:
-        encoded = call.services.encoded.get(job, with_traceback=call.principal.may("operator"))
+        encoded = call.services.encoded.get(job, **_views(call))
         body = encoded.at(call.clock.now() // SECOND) if job.status in PLAIN else None
         if body is None:
             now, why, node_name = await _outlook(call, job)
@@ -389,11 +389,13 @@ async def job_answer(call: Call, job: Job, *, status: int = 200, headers: Mappin
     async with offload.turn(call.principal.holder):
         job = await call.services.reader.whole(job)
         now, why, node_name = await _outlook(call, job)
-        with_traceback = call.principal.may("operator")
-        body = await offload.run(
-            length_of(job), _encoded, job, now, why=why, node_name=node_name, with_traceback=with_traceback
-        )
+        body = await offload.run(length_of(job), _encoded, job, now, why=why, node_name=node_name, **_views(call))
         return Answer(body, status, headers or {}, etag=_etag(job))
+
+
+def _views(call: Call) -> JobViews:
+    """Return what the caller may see of a job."""
+    return {"with_traceback": call.principal.may("operator"), "all_tenants": call.principal.one_tenant is None}
 
 
 def _encoded(job: Job, now: Instant, **outlook: Any) -> bytes:

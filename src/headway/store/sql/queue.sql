@@ -26,6 +26,11 @@ returning id, status, created_at, run_at, {notify_ready};
 select j.* from {rows keys as r (tenant text, key text)}
 join headway_jobs j on j.tenant = r.tenant and j.key = r.key;
 
+-- name: keys_in_use
+-- Find which of these keys are in use.
+select j.tenant, j.key from {rows keys as r (tenant text, key text)}
+join headway_jobs j on j.tenant = r.tenant and j.key = r.key;
+
 -- name: promote
 -- transition: SCHEDULED, RETRYING -> PENDING
 -- Make due jobs ready, longest due first.
@@ -341,7 +346,8 @@ where job_id = :id and seq < :before order by seq desc limit :limit;
 
 -- name: hold_attempt
 -- Lock a running attempt, so that it is not settled or expired meanwhile; return no row when it is over.
-select id, tenant from headway_jobs where id = :id and attempt = :attempt and status = 'RUNNING' {lock};
+select id, tenant, group_id from headway_jobs
+where id = :id and attempt = :attempt and status = 'RUNNING' {lock};
 
 -- name: record_step
 -- Store the result of a finished step; the first result stays.
@@ -471,6 +477,13 @@ where rerun_of = :rerun_of and id < :before and {chosen}
 order by id desc
 limit :limit;
 
+-- name: jobs_of_group
+-- The same for the jobs of a group.
+select {job_columns} from headway_jobs
+where group_id = :group_id and id < :before and {chosen}
+order by id desc
+limit :limit;
+
 -- name: job_count
 -- Count the jobs that match a filter and that the verb applies to, up to :limit.
 select count(*) as jobs from (
@@ -484,6 +497,13 @@ select count(*) as jobs from (
   where tenant = :tenant and tenant <> 'default' and {chosen} and {fit} limit :limit
 ) as found;
 
+-- name: job_count_of_group
+-- The same for the jobs of a group.
+select count(*) as jobs from (
+  select 1 as one from headway_jobs
+  where group_id = :group_id and {chosen} and {fit} limit :limit
+) as found;
+
 -- name: jobs_to_act
 -- Find the jobs that match a filter and that the verb applies to, oldest first.
 select id, tenant from headway_jobs
@@ -495,6 +515,13 @@ limit :limit;
 -- The same for one tenant, by its index.
 select id, tenant from headway_jobs
 where tenant = :tenant and tenant <> 'default' and {chosen} and {fit}
+order by id
+limit :limit;
+
+-- name: jobs_to_act_of_group
+-- The same for the jobs of a group.
+select id, tenant from headway_jobs
+where group_id = :group_id and {chosen} and {fit}
 order by id
 limit :limit;
 
@@ -605,9 +632,14 @@ union all
 select 'RUNNING', count(*) from headway_jobs where lease_until is not null;
 
 -- name: prune_jobs
--- Delete jobs that ended before the cutoff, oldest first.
+-- Delete jobs that ended before the cutoff, oldest first. Jobs of an unfinished group stay.
 with old as materialized (
-  select id from headway_jobs where finished_at is not null and finished_at < {now} - :retention
+  select id from headway_jobs
+  where finished_at is not null and finished_at < {now} - :retention
+    and (
+      group_id is null
+      or not exists (select 1 from headway_groups as g where g.id = headway_jobs.group_id and g.finished_at is null)
+    )
   order by finished_at limit :limit {skip_locked}
 )
 delete from headway_jobs where id in (select id from old) returning id;
