@@ -28,6 +28,7 @@ from headway.core.lifecycle import Raised, Succeeded
 from headway.core.limits import Limit
 from headway.core.nodes import Node
 from headway.core.schedules import ScheduleSpec
+from headway.core.tenants import Tenant
 from headway.core.triggers import Every
 from headway.server.api import ROUTES
 from headway.store import Store
@@ -330,6 +331,7 @@ async def fill(store: Store) -> dict[str, str]:
     ids["own_member"] = await enqueue(store, **member, group_id=ids["batch"])  # As a program of the platform may do.
     await store.queue.pause("zebra-paused", author="zebra-admin", reason="zebra-reason")
     await store.limits.put(Limit.build("tenant:zebra", concurrency=9), author="zebra-admin")
+    await store.tenants.put(Tenant.build("zebra", weight=3), author="zebra-admin")
     ids["limit"] = "tenant:zebra"
     worker = {"tasks": ["shared", "report", "zebra-type", "otter-type"], "slots": 1}
     for tenant in ("otter", WORD):

@@ -98,7 +98,7 @@ update headway_limits set relabel = :relabel where name = :name returning name;
 -- name: take_rings
 -- Take the lanes of a queue that got ready jobs.
 delete from headway_rings
-where {addressed} from headway_rings where queue = :queue limit :limit {skip_locked} {end_addressed}
+where {addressed} from headway_rings where queue = :queue order by queue, seq limit :limit {skip_locked} {end_addressed}
 returning needs, tenant, limit_key, limited_task;
 
 -- name: open_shares
