@@ -89,7 +89,7 @@ class NewBatch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         | None
     ) = None
 
-    EXAMPLE: ClassVar = {"name": "reports:2027-01-31", "on_done": "mail_summary"}
+    EXAMPLE: ClassVar = {"name": "reports:2027-01-31", "open_for": "2h"}
 
 
 class CreatedBatch(Batch, kw_only=True):
