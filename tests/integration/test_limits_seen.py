@@ -8,9 +8,9 @@ import pytest
 
 from headway.core.instants import HOUR
 from headway.core.nodes import Node
+from headway.core.ports import Charge
 from headway.operations.limit_metrics import LABELS_MAX
 from headway.store import Store
-from headway.store.transaction import as_json, call
 from tests.support.claiming import claim
 from tests.support.command_line import Cli
 from tests.support.house import SECRET, House, house
@@ -109,8 +109,7 @@ def test_why_names_the_share_of_the_tenant(home: House) -> None:
     async def serve(store: Store) -> None:
         for _ in range(2):
             await claim(store, "shared", node="node_1", lease=HOUR, limit=1)
-        charge = {"in_queue": "shared", "of_tenant": "acme", "more": 10**9, "took": 5_000_000, "jobs": 1}
-        await store.driver.fetch(call("charge", needs="", cost=50_000, charges=as_json([charge])))
+        await store.work.charge([Charge(queue="shared", tenant="acme", more=10**9, took=5_000_000, jobs=1)])
 
     home.on_store(serve)
     waiting = [job["id"] for job in home.acme.get("/api/jobs?queue=shared&status=PENDING").json()["items"]]

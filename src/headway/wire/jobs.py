@@ -334,10 +334,7 @@ def job_of(
     all_tenants: bool = False,
     kind: type[Job] = Job,
 ) -> Job:
-    """Convert a job to JSON; without a `why` the explanation uses the job alone.
-
-    Values that were too large to be read with the job are null, and named in `omitted`; see also `JobViews`.
-    """
+    """Convert a job to JSON, see `JobViews`; too large values are in `omitted`. The usual `why` uses the job alone."""
     detail = read_detail(job)
     return kind(
         id=job.id,
