@@ -51,7 +51,7 @@ GROUP_KEY = "headway_groups_pkey|sqlite_autoindex_headway_groups_1"
 MEMBERS = "headway_jobs_group"
 BY: dict[str, str] = {
     **dict.fromkeys(("members_to_cancel", "members_to_retry"), f"{MEMBERS}|headway_jobs_dead"),
-    "groups": "headway_jobs_group_running",
+    "groups": "headway_jobs_group_running|headway_jobs_leased",  # Either has only jobs that run.
     "batch_by_name": "headway_groups_name",
     **dict.fromkeys(("hold_groups", "lock_group", "lock_free_group", "update_group"), GROUP_KEY),
     "take_deltas": "headway_deltas_group",

@@ -17,6 +17,7 @@ import pytest
 
 from headway.cli.root import _root
 from headway.core.clock import Clock
+from headway.core.groups import NewGroup
 from headway.core.instants import HOUR
 from headway.core.jobs import NewJob, Report
 from headway.core.lifecycle import AttemptOutcome, Raised, Succeeded, settle
@@ -52,6 +53,8 @@ READS: dict[str, list[str]] = {
     "limits show": ["queue:media"],
     "tenants show": ["acme"],
     "queues scale": ["media"],
+    "batches show": ["night"],
+    "batches watch": ["night"],
 }
 # In the order of execution.
 WRITES: dict[str, list[str]] = {
@@ -67,6 +70,9 @@ WRITES: dict[str, list[str]] = {
     "limits put": ["account-*", "--concurrency", "1", "--rate", "10/s"],
     "limits remove": ["account-*"],
     "tenants set": ["acme", "--weight", "3"],
+    "batches close": ["day"],
+    "batches cancel": ["week"],
+    "batches retry": ["night"],
     "schedules put": ["hourly", "--task", "report", "--every", "1h"],
     "schedules apply": ["--file", "schedules.json"],
     "schedules pause": ["daily"],
@@ -164,6 +170,10 @@ async def _populate(store: Store) -> dict[str, str]:
     webhook = await store.webhooks.add(tenant="*", url="http://127.0.0.1:9/hook", author="test")
     state = {"worker": {"tasks": ["report"], "queues": ["*"], "slots": 4, "running": 1, "children": 1}}
     await store.nodes.beat(Node(id="node_web-1", name="web-1", roles=("worker",), version="1", state=state))
+    for name in ("night", "day", "week"):
+        group, _ = await store.groups.open(NewGroup(id=f"batch_{name}", name=name, tenant="default"))
+        if name == "night":
+            await store.groups.close(group.id)
     ids = {}
     outcomes: dict[str, AttemptOutcome] = {
         "DEAD": Raised('{"type": "IOError"}', retryable=False),
@@ -291,6 +301,7 @@ def _get_every_route(running: Running) -> None:
         "/api/schedules/": "daily",
         "/api/limits/": "queue:media",
         "/api/tenants/": "acme",
+        "/api/batches/": "night",
     }
     for route in ROUTES:
         if route.method != "GET":

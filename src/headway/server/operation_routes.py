@@ -56,6 +56,7 @@ def _route(group: type[OperationGroup], declared: Verb, tag: str) -> Route:
         body_bytes_max=BULK_BYTES_MAX if declared.is_bulk else BODY_BYTES_MAX,
         body_example=_body_example(declared),
         answers=_answers(declared),
+        other_answers=_other_examples(declared.result),
     )
 
 
@@ -192,6 +193,11 @@ def _body_example(declared: Verb) -> Any:
         return getattr(struct.kind, "EXAMPLE", None)
     examples = {param.key: _note(_plain(param.kind)[1], "examples") for param in declared.placed("body")}
     return {key: found[0] for key, found in examples.items() if found} or None
+
+
+def _other_examples(kind: Any) -> tuple[Any, ...]:
+    """Return examples of the other resources that an operation may return."""
+    return tuple(map(_example, get_args(kind)[1:])) if isinstance(kind, types.UnionType) else ()
 
 
 def _example(kind: Any) -> Any:

@@ -87,6 +87,7 @@ class Route:
     body_bytes_max: int = BODY_BYTES_MAX
     body_example: Any = None
     answers: Mapping[int, Any] = field(default_factory=lambda: {200: None})
+    other_answers: tuple[Any, ...] = ()  # Examples of other resources in a 200, such as the plan of a dry run.
     headers: tuple[str, ...] = ()
     is_stream: bool = False
     is_deprecated: bool = False

@@ -174,9 +174,13 @@ class Claimer:
     # --- claiming
 
     async def tick(self) -> float:
-        """Claim as many jobs as the child pool has room for."""
-        child_pool = self._held.child_pool
-        await self._settle_lanes()
+        """Claim as many jobs as the child pool has room for, then charge tenants: no job waits for that."""
+        await self._reopen_lanes()
+        rest_s = await self._claim_what_fits(self._held.child_pool)
+        await self._charge_tenants()
+        return rest_s
+
+    async def _claim_what_fits(self, child_pool: ChildPoolPort) -> float:
         if not child_pool.tasks or self._held.draining is not None:
             return self._poll_s
         self._looked.clear()
@@ -186,8 +190,8 @@ class Claimer:
             self.hints.looked_into(self._looked)
         return min(rest_s, self._until_look_s(), self._lanes.rest_s())
 
-    async def _settle_lanes(self) -> None:
-        """Let lanes go on that waited for our ended attempts or for their rate, and charge tenants for their jobs."""
+    async def _reopen_lanes(self) -> None:
+        """Let lanes go on that waited for our ended attempts or for their rate."""
         freed, self._held.freed = self._held.freed, Counter()
         freed.update(self._lanes.take_unused())
         if freed or self._lanes.is_due():
@@ -201,6 +205,9 @@ class Claimer:
                     self._lanes.add(queue)
                     self._classes.hear(queue)
                     self._see(queue)
+
+    async def _charge_tenants(self) -> None:
+        """Charge tenants for what their jobs took, once a second."""
         if self._lanes.charges_now():
             self._held.usage.go_on(self._held)
             charges = self._held.usage.take()

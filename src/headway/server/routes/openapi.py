@@ -300,7 +300,7 @@ def _answer(route: Route, status: int, example: Any) -> dict[str, Any]:
     if _can_be_unchanged(route):
         described["headers"] = _etag()
     if status != 204:
-        described["content"] = _content(route, example)
+        described["content"] = _content(route, example, route.other_answers if status == 200 else ())
     return described
 
 
@@ -310,12 +310,13 @@ def _words(status: int) -> str:
     )
 
 
-def _content(route: Route, example: Any) -> dict[str, Any]:
+def _content(route: Route, example: Any, others: Iterable[Any] = ()) -> dict[str, Any]:
     if route.is_stream:
         return {EVENT_STREAM: {"schema": {"type": "string"}, "example": example or _EVENTS}}
     if isinstance(example, str):
         return {_media_type(route): {"schema": {"type": "string"}, "example": example}}
-    both = {JSON: {"schema": _inferred(example), **_as_example(example)}}
+    choices = [_inferred(one) for one in (example, *others)]
+    both = {JSON: {"schema": choices[0] if len(choices) == 1 else {"anyOf": choices}, **_as_example(example)}}
     if "Accept" in route.headers:
         both[EVENT_STREAM] = {"schema": {"type": "string"}}
     return both
