@@ -166,7 +166,7 @@ async def test_charges_of_one_tenant_in_one_call_add_up(backend: Backend) -> Non
     assert (new["cost"], new["used"], new["open"]) == (SECOND, SECOND, 0)
     [after] = await backend.sql("select * from headway_shares where tenant = 'acme'")
     assert (after["vtime"] - before["vtime"], after["used"]) == (2 * SECOND, 4 * SECOND)
-    assert after["cost"] == (before["cost"] * 4 + 2 * SECOND) // 5
+    assert after["cost"] == (before["cost"] * 4 + 4 * SECOND) // (4 + 2)  # Of two jobs.
     await store.work.charge([Charge(queue="default", tenant="acme", more=-SECOND, took=0, jobs=0)])
     [refunded] = await backend.sql("select * from headway_shares where tenant = 'acme'")
     assert refunded["vtime"] - before["vtime"] == SECOND

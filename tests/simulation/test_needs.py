@@ -27,7 +27,7 @@ from tests.simulation.scenario import TASKS
 from tests.simulation.stage import Seat, Stage, until
 from tests.simulation.virtual_loop import run_virtual
 
-SEEDS: Final = range(2)
+SEEDS: Final = range(8)
 CHAOS_S: Final = 40.0
 QUIET_S: Final = 240.0
 OFFERS: Final = {

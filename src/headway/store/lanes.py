@@ -45,7 +45,8 @@ from headway.store.transaction import Row, Rows, StatementCall, Transaction, as_
 
 RINGS_MAX: Final = 1_000
 SHARES_MAX: Final = 64
-LANES_MAX: Final = 16  # Of a tenant in one claim.
+LANES_MAX: Final = 16  # Of a tenant in one claim, or more if there are few tenants:
+LANES_AT_ONCE: Final = 512  # so many of all tenants.
 ROUNDS_MAX: Final = 3
 RELABEL_MAX: Final = 100  # Jobs that a claim puts into the lane of their task.
 AHEAD_MAX: Final = 20  # Of the first jobs of a lane, those that a claim looks at for this.
@@ -338,7 +339,8 @@ class _Claim:
             self.has_more |= len(rows) < row["open_shares"]  # There are more, or others have locked some for a moment.
         if self.shares:
             tenants = as_json([{"of_tenant": tenant} for tenant in self.shares])
-            for row in (yield call("next_lanes", **where, tenants=tenants, limit=LANES_MAX)):
+            most = max(LANES_MAX, LANES_AT_ONCE // len(self.shares))
+            for row in (yield call("next_lanes", **where, tenants=tenants, limit=most)):
                 lane = lane_of(row)
                 self.shares[lane.tenant].lanes.append(lane)
                 self.waited[lane] = row["held_by"], row["look_at"]
@@ -361,15 +363,15 @@ class _Claim:
         request = self.request
         rows = yield request.take(plan.most, held=self.rules.bits)
         got: Counter[Lane] = Counter()
+        counting = {lane: _counting({name: self.gates[name] for name in self._gates_of(lane)}) for lane in plan.most}
         for row in rows:
             *columns, limit_key, limited_task, started_at = row
             self.now = max(self.now, started_at)  # A rate counts from then on, however long ago it was looked at.
             lane = Lane(columns[_TENANT], limit_key, limited_task)
             got[lane] += 1
             share = self.shares[lane.tenant]
-            gates = _counting({name: self.gates[name] for name in self._gates_of(lane)})
             reserved = share.charge * share.weight
-            self.jobs.append(request.read(columns, gates=gates, share=lane.tenant, reserved=reserved))
+            self.jobs.append(request.read(columns, gates=counting[lane], share=lane.tenant, reserved=reserved))
         self.taken += got
         self.short |= {lane for lane, most in plan.most.items() if got[lane] < most}
         for lane, count in got.items():

@@ -1,7 +1,7 @@
 """The claimer claims jobs while the child pool has room: one queue after another, in batches as large as the room."""
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final, TypeVar
 
@@ -20,6 +20,7 @@ from headway.worker.class_claims import ClassClaims
 from headway.worker.held import HeldAttempts
 from headway.worker.hints import HintTaker
 from headway.worker.ipc import FRAME_BYTES_MAX
+from headway.worker.lane_accounts import LaneAccounts
 from headway.worker.lane_book import LaneBook
 from headway.worker.suspects import Rival, Suspects
 
@@ -69,6 +70,7 @@ class Claimer:
         self._seen: set[str] = set(queues) or {QUEUE_USUAL}  # The queues to claim from, as far as they are known.
         self._looked: set[str] = set()  # Queues that were searched with no notification in the meantime.
         self._lanes = LaneBook(clock)
+        self._accounts = LaneAccounts(work, held, self._lanes)
         self._classes = ClassClaims(work, held, self._lanes, clock=clock, poll_s=poll_s, queues=self.queues)
         self._unpark_at = 0.0
         self._compared_at = -1e9  # When held attempts were last compared with the store.
@@ -175,9 +177,13 @@ class Claimer:
 
     async def tick(self) -> float:
         """Claim as many jobs as the child pool has room for, then charge tenants: no job waits for that."""
-        await self._reopen_lanes()
+        for queue in await self._accounts.reopen():
+            if not self.queues or queue in self.queues:
+                self._lanes.add(queue)
+                self._classes.hear(queue)
+                self._see(queue)
         rest_s = await self._claim_what_fits(self._held.child_pool)
-        await self._charge_tenants()
+        await self._accounts.charge()
         return rest_s
 
     async def _claim_what_fits(self, child_pool: ChildPoolPort) -> float:
@@ -189,34 +195,6 @@ class Claimer:
         if self.hints is not None:
             self.hints.looked_into(self._looked)
         return min(rest_s, self._until_look_s(), self._lanes.rest_s())
-
-    async def _reopen_lanes(self) -> None:
-        """Let lanes go on that waited for our ended attempts or for their rate."""
-        freed, self._held.freed = self._held.freed, Counter()
-        freed.update(self._lanes.take_unused())
-        if freed or self._lanes.is_due():
-            try:
-                queues = await self._work.reopen(freed)
-            except StoreUnavailable:
-                self._held.freed.update(freed)
-                raise
-            for queue in sorted(queues):
-                if not self.queues or queue in self.queues:
-                    self._lanes.add(queue)
-                    self._classes.hear(queue)
-                    self._see(queue)
-
-    async def _charge_tenants(self) -> None:
-        """Charge tenants for what their jobs took, once a second."""
-        if self._lanes.charges_now():
-            self._held.usage.go_on(self._held)
-            charges = self._held.usage.take()
-            try:
-                if charges:
-                    await self._work.charge(charges)
-            except StoreUnavailable:
-                self._held.usage.give_back(charges)
-                raise
 
     async def _claim(self, child_pool: ChildPoolPort) -> float:
         """Claim from known queues first, so that their jobs do not wait for the search for other queues."""

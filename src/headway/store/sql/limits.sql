@@ -306,7 +306,7 @@ select s.tenant from {each shares as r (queue text, needs text, tenant text)}
 -- name: charge
 -- Charge tenants for what their jobs took beyond what was charged when they started. Shares are locked in their order, and
 -- only for this statement, because claims pass over shares that are locked. A tenant whose jobs never had to wait has no
--- share yet.
+-- share yet. The mean cost of a job moves the further the more jobs there were: their number is `used` / `cost`.
 insert into headway_shares (queue, needs, tenant, vtime, weight, cost, used, open)
 select c.in_queue, c.for_needs, c.of_tenant, c.more / c.weight, c.weight,
   case when c.jobs = 0 then :cost else c.took / c.jobs end, c.took, 0
@@ -319,7 +319,10 @@ where true
 order by c.in_queue, c.for_needs, c.of_tenant
 on conflict (queue, needs, tenant) do update set
   vtime = headway_shares.vtime + excluded.vtime, used = headway_shares.used + excluded.used,
-  cost = case when excluded.used = 0 then headway_shares.cost else (headway_shares.cost * 4 + excluded.cost) / 5 end;
+  cost = case
+    when excluded.used = 0 or excluded.cost = 0 then headway_shares.cost
+    else (headway_shares.cost * 4 + excluded.used) / (4 + excluded.used / excluded.cost)
+  end;
 
 -- name: recheck_lanes
 -- Look again at lanes that wait for rates with names like this, because the limit has changed.
