@@ -45,8 +45,7 @@ from headway.store.transaction import Row, Rows, StatementCall, Transaction, as_
 
 RINGS_MAX: Final = 1_000
 SHARES_MAX: Final = 64
-LANES_MAX: Final = 16  # Of a tenant in one claim, or more if there are few tenants:
-LANES_AT_ONCE: Final = 512  # so many of all tenants.
+LANES_MAX: Final = 16  # Of a tenant in one claim. More lanes make a claim slower than it takes more jobs.
 ROUNDS_MAX: Final = 3
 RELABEL_MAX: Final = 100  # Jobs that a claim puts into the lane of their task.
 AHEAD_MAX: Final = 20  # Of the first jobs of a lane, those that a claim looks at for this.
@@ -339,8 +338,7 @@ class _Claim:
             self.has_more |= len(rows) < row["open_shares"]  # There are more, or others have locked some for a moment.
         if self.shares:
             tenants = as_json([{"of_tenant": tenant} for tenant in self.shares])
-            most = max(LANES_MAX, LANES_AT_ONCE // len(self.shares))
-            for row in (yield call("next_lanes", **where, tenants=tenants, limit=most)):
+            for row in (yield call("next_lanes", **where, tenants=tenants, limit=LANES_MAX)):
                 lane = lane_of(row)
                 self.shares[lane.tenant].lanes.append(lane)
                 self.waited[lane] = row["held_by"], row["look_at"]
